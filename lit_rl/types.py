@@ -1,0 +1,218 @@
+"""The containers that travel through an iteration: one frozen dataclass per stage.
+
+Axes, everywhere in the package:
+
+- `prompts`: rows of a batch of prompts.
+- `rollouts`: `prompts * group_size` rows; rows `[i * group_size, (i + 1) * group_size)` answer
+  prompt `i`.
+- `prompt_tokens`: positions of a prompt, left-padded.
+- `tokens`: positions of a response, right-padded. Column `t` of every per-token tensor belongs to
+  response token `t`; nobody shifts by one outside `functional.log_probs`.
+- `vocab`: entries of the vocabulary.
+
+A mask is True where a position counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+ContainerT = TypeVar("ContainerT", bound="Container")
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(entry, function) for key, entry in value.items()}
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """A frozen batch whose tensors move together. Nobody assigns to one: a change is a new one."""
+
+    def map_tensors(self: ContainerT, function: Callable[[Tensor], Tensor]) -> ContainerT:
+        """Return this container with `function` applied to each tensor field."""
+        changed = {f.name: _map_tensors(getattr(self, f.name), function) for f in fields(self)}
+        return replace(self, **changed)
+
+    def to(self: ContainerT, device: torch.device | str, **kwargs: Any) -> ContainerT:
+        """Return this container on `device`; Lightning calls it to move a batch."""
+        return self.map_tensors(lambda tensor: tensor.to(device, **kwargs))
+
+    def extended(self, stage: type[ContainerT], **added: Any) -> ContainerT:
+        """Return the next stage: the fields of this container and the `added` ones."""
+        return stage(**{f.name: getattr(self, f.name) for f in fields(self)}, **added)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts(Container):
+    """A batch of prompts, one row each. Made by `lit_rl.data`.
+
+    Two prompts "1>" and "23>" with pad id 0 and vocabulary {">": 3, "1": 5, "2": 6, "3": 7}::
+
+        ids     = [[0, 5, 3], [6, 7, 3]]
+        mask    = [[F, T, T], [T, T, T]]
+        texts   = ("1>", "23>")
+        answers = ("1", "3")
+        columns = {"digits": (1, 2)}
+        row_ids = (17, 4)
+
+    Attributes:
+        ids: token ids, left-padded.
+        mask: True where a token is the prompt's own. Read from lengths, never from token values.
+        texts: the prompts as the model reads them.
+        answers: the reference answers, empty text where the task has none.
+        columns: every other column of the data set, one entry per prompt.
+        row_ids: number of the row in the data set, which seeds the sampling of this prompt.
+    """
+
+    ids: Int[Tensor, "prompts prompt_tokens"]
+    mask: Bool[Tensor, "prompts prompt_tokens"]
+    texts: tuple[str, ...]
+    answers: tuple[str, ...]
+    columns: dict[str, tuple[Any, ...]]
+    row_ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Container):
+    """Sampled responses, `group_size` rows per prompt. Made by `lit_rl.generation`.
+
+    One prompt, a group of two, end id 2: the first response ended, the second met the limit::
+
+        response_ids = [[7, 2, 0], [5, 5, 6]]
+        mask         = [[T, T, F], [T, T, T]]
+        finished     = [T, F]
+        responses    = ("3", "112")
+
+    Attributes:
+        prompt_ids: token ids of the prompts, left-padded, each repeated `group_size` times.
+        prompt_mask: True where a prompt token is the prompt's own.
+        response_ids: sampled token ids, right-padded.
+        mask: True where the policy sampled the token, the end token included; counts in the loss.
+        sampler_log_probs: the generator's log-probs of the sampled tokens at the sampling
+            temperature, before top-k, top-p or min-p, in nats; zero where the mask is False.
+        finished: True where an end token or stop string ended the response; False: truncated.
+        prompts: the prompts' texts.
+        responses: the responses' texts, without the end token and cut before the stop string.
+        answers: the reference answers.
+        columns: every other column of the data set, one entry per rollout.
+        group_size: rollouts per prompt.
+    """
+
+    prompt_ids: Int[Tensor, "rollouts prompt_tokens"]
+    prompt_mask: Bool[Tensor, "rollouts prompt_tokens"]
+    response_ids: Int[Tensor, "rollouts tokens"]
+    mask: Bool[Tensor, "rollouts tokens"]
+    sampler_log_probs: Float[Tensor, "rollouts tokens"]
+    finished: Bool[Tensor, " rollouts"]
+    prompts: tuple[str, ...]
+    responses: tuple[str, ...]
+    answers: tuple[str, ...]
+    columns: dict[str, tuple[Any, ...]]
+    group_size: int
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRollout(Rollout):
+    """A rollout with its rewards. Made by `lit_rl.rewards`.
+
+    Attributes:
+        rewards: one number per rollout, in the task's units; 0 where `missing`.
+        reward_parts: the named parts before weighting; NaN where a part does not apply.
+        missing: True where no part applies. Such a row leaves its group: it moves no baseline and
+            has no advantage.
+    """
+
+    rewards: Float[Tensor, " rollouts"]
+    reward_parts: dict[str, Float[Tensor, " rollouts"]]
+    missing: Bool[Tensor, " rollouts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience(Container):
+    """What the update reads, tensors only; any selection of rows is an experience again.
+
+    Attributes:
+        prompt_ids: as in `Rollout`.
+        prompt_mask: as in `Rollout`.
+        response_ids: as in `Rollout`.
+        mask: True where a token counts in the loss.
+        sampler_log_probs: as in `Rollout`.
+        advantages: advantage of each token, zero where the mask is False.
+        old_log_probs: log-probs under the policy before the update, in nats. None: the rollout is
+            used for exactly one update, whose own detached log-probs are the old ones.
+        ref_log_probs: log-probs under the frozen reference, in nats. None: no KL term needs them.
+    """
+
+    prompt_ids: Int[Tensor, "rollouts prompt_tokens"]
+    prompt_mask: Bool[Tensor, "rollouts prompt_tokens"]
+    response_ids: Int[Tensor, "rollouts tokens"]
+    mask: Bool[Tensor, "rollouts tokens"]
+    sampler_log_probs: Float[Tensor, "rollouts tokens"]
+    advantages: Float[Tensor, "rollouts tokens"]
+    old_log_probs: Float[Tensor, "rollouts tokens"] | None
+    ref_log_probs: Float[Tensor, "rollouts tokens"] | None
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def select(self, rows: Int[Tensor, " selected"]) -> "Experience":
+        """Return the given rows, in the given order."""
+        return self.map_tensors(lambda tensor: tensor[rows])
+
+    def trimmed(self) -> "Experience":
+        """Return the same rows without the columns that are padding in all of them."""
+        width = max(1, int(self.mask.any(dim=0).sum()))
+        prompt_width = max(1, int(self.prompt_mask.any(dim=0).sum()))
+        cut = {
+            f.name: value[:, :width]
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        cut["prompt_ids"] = self.prompt_ids[:, -prompt_width:]
+        cut["prompt_mask"] = self.prompt_mask[:, -prompt_width:]
+        return replace(self, **cut)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOutput(Container):
+    """What a model says of given responses. Made by `lit_rl.models`.
+
+    Attributes:
+        log_probs: log-probability of each response token at the sampling temperature, in nats.
+        entropy: entropy of the distribution that each response token was drawn from, in nats.
+    """
+
+    log_probs: Float[Tensor, "rollouts tokens"]
+    entropy: Float[Tensor, "rollouts tokens"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """One optimizer step, as callbacks see it.
+
+    Attributes:
+        micro_batches: the rows of the minibatch and the policy's (detached) output on them.
+        loss: the aggregated loss of the minibatch on this rank.
+        grad_norm: norm of the gradient before clipping.
+        index: number of the update within its iteration, from 0; at 0 the policy is still the one
+            that sampled.
+    """
+
+    micro_batches: tuple[tuple[Experience, PolicyOutput], ...]
+    loss: float
+    grad_norm: float
+    index: int
