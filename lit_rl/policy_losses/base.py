@@ -1,0 +1,36 @@
+"""What every policy loss is."""
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lit_rl.types import Experience
+
+
+class PolicyLoss(ABC):
+    """From log-probs and advantages to a loss per response token; an aggregation reduces it.
+
+    A subclass is a frozen dataclass of its hyper-parameters; the maths stands in a function of
+    tensors beside it.
+    """
+
+    @abstractmethod
+    def __call__(
+        self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return the loss per token: zero, and without gradient, where the mask is False.
+
+        Args:
+            log_probs: log-probs of the response tokens under the current policy, in nats.
+            experience: the rows they belong to; `old_log_probs` is present.
+        """
+
+    def clipped(
+        self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
+    ) -> dict[str, Bool[Tensor, "rollouts tokens"]]:
+        """Return, by name, the tokens at which a clip binds: the gradient stops there.
+
+        The names are `low`, `high` and `dual` where the loss has such a clip; the default is none.
+        """
+        return {}

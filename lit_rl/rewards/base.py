@@ -1,0 +1,1 @@
+"""What every reward is: texts in, one number per response out."""
