@@ -141,15 +141,54 @@ class ScoredRollout(Rollout):
     missing: Bool[Tensor, " rollouts"]
 
 
+SequencesT = TypeVar("SequencesT", bound="Sequences")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Experience(Container):
-    """What the update reads, tensors only; any selection of rows is an experience again.
+class Sequences(Container):
+    """Prompts with responses as tensors only: any selection of rows is a batch again.
 
     Attributes:
         prompt_ids: as in `Rollout`.
         prompt_mask: as in `Rollout`.
         response_ids: as in `Rollout`.
-        mask: True where a token counts in the loss.
+        mask: True where a response token counts.
+    """
+
+    prompt_ids: Int[Tensor, "rollouts prompt_tokens"]
+    prompt_mask: Bool[Tensor, "rollouts prompt_tokens"]
+    response_ids: Int[Tensor, "rollouts tokens"]
+    mask: Bool[Tensor, "rollouts tokens"]
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    @property
+    def widths(self) -> Int[Tensor, "rollouts 2"]:
+        """Columns that each row needs: of its prompt, and of its response up to the last token."""
+        columns = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
+        return torch.stack([self.prompt_mask.sum(1), (self.mask * columns).amax(1)], dim=1)
+
+    def select(self: SequencesT, rows: Int[Tensor, " selected"]) -> SequencesT:
+        """Return the given rows, in the given order."""
+        return self.map_tensors(lambda tensor: tensor[rows])
+
+    def trimmed(self: SequencesT) -> SequencesT:
+        """Return the same rows without the columns that all of them pad (one column stays)."""
+        prompt_width, width = self.widths.amax(0).clamp(min=1).tolist()
+        cut = {
+            f.name: value[:, -prompt_width:] if f.name.startswith("prompt_") else value[:, :width]
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **cut)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience(Sequences):
+    """What the update reads.
+
+    Attributes:
         sampler_log_probs: as in `Rollout`.
         advantages: advantage of each token, zero where the mask is False.
         old_log_probs: log-probs under the policy before the update, in nats. None: the rollout is
@@ -157,34 +196,10 @@ class Experience(Container):
         ref_log_probs: log-probs under the frozen reference, in nats. None: no KL term needs them.
     """
 
-    prompt_ids: Int[Tensor, "rollouts prompt_tokens"]
-    prompt_mask: Bool[Tensor, "rollouts prompt_tokens"]
-    response_ids: Int[Tensor, "rollouts tokens"]
-    mask: Bool[Tensor, "rollouts tokens"]
     sampler_log_probs: Float[Tensor, "rollouts tokens"]
     advantages: Float[Tensor, "rollouts tokens"]
     old_log_probs: Float[Tensor, "rollouts tokens"] | None
     ref_log_probs: Float[Tensor, "rollouts tokens"] | None
-
-    def __len__(self) -> int:
-        return len(self.mask)
-
-    def select(self, rows: Int[Tensor, " selected"]) -> "Experience":
-        """Return the given rows, in the given order."""
-        return self.map_tensors(lambda tensor: tensor[rows])
-
-    def trimmed(self) -> "Experience":
-        """Return the same rows without the columns that are padding in all of them."""
-        width = max(1, int(self.mask.any(dim=0).sum()))
-        prompt_width = max(1, int(self.prompt_mask.any(dim=0).sum()))
-        cut = {
-            f.name: value[:, :width]
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor)
-        }
-        cut["prompt_ids"] = self.prompt_ids[:, -prompt_width:]
-        cut["prompt_mask"] = self.prompt_mask[:, -prompt_width:]
-        return replace(self, **cut)
 
 
 @dataclass(frozen=True, kw_only=True)
