@@ -1,0 +1,82 @@
+"""The moments of an iteration at which a callback may look at it."""
+
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, Trainer
+
+from lit_rl.types import Experience, ScoredRollout, Update
+
+Hook = Literal["on_rollout", "on_minibatch", "on_iteration_end"]
+
+
+class RLCallback(Callback):
+    """A Lightning callback that also sees the parts of an iteration.
+
+    The three hooks run inside `training_step`, on every rank, in this order::
+
+        on_rollout                       once per iteration
+        on_minibatch                     once per optimizer step
+        on_iteration_end                 once per iteration
+
+    `module` is the algorithm, a `lit_rl.algorithms.PolicyGradient`. A hook may change what the
+    algorithm does next by assigning to an attribute of it, for example `module.kl_coef`. Values are
+    logged with `module.log_dict`, in `on_iteration_end`: Lightning keeps the last value of a key in
+    one training step, and every rank has to log the same keys in the same order.
+
+    `module.iteration` counts finished iterations: at `on_rollout` and `on_minibatch` it does not
+    count the one under way, at `on_iteration_end` it does, so there it is the number of this
+    iteration, from 1.
+
+    Example:
+        A user's file, named by `class_path` in a config::
+
+            class StopAtEntropy(RLCallback):
+                def on_minibatch(self, trainer, module, update):
+                    experience, output = update.micro_batches[0]
+                    if output.entropy[experience.mask].mean() < 0.01:
+                        trainer.should_stop = True
+    """
+
+    def on_rollout(
+        self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
+    ) -> None:
+        """Called when the rollout of this rank is scored and its advantages are known.
+
+        Args:
+            trainer: the trainer.
+            module: the algorithm.
+            scored: the responses with their texts and rewards.
+            experience: what the updates of this iteration read.
+        """
+
+    def on_minibatch(self, trainer: Trainer, module: Any, update: Update) -> None:
+        """Called after each optimizer step.
+
+        Args:
+            trainer: the trainer.
+            module: the algorithm.
+            update: the rows of the minibatch on this rank and the policy's output on them, from
+                before the step.
+        """
+
+    def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
+        """Called after the last optimizer step of an iteration.
+
+        Args:
+            trainer: the trainer.
+            module: the algorithm.
+        """
+
+
+def call_hooks(trainer: Trainer, hook: Hook, module: Any, *arguments: Any) -> None:
+    """Call one hook of every `RLCallback` of the trainer, in the order of its callbacks.
+
+    Args:
+        trainer: the trainer whose callbacks are called.
+        hook: name of the method.
+        module: the algorithm.
+        arguments: what the hook receives after `trainer` and `module`.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, RLCallback):
+            getattr(callback, hook)(trainer, module, *arguments)

@@ -1,0 +1,15 @@
+"""What is measured, and how sure we are of it."""
+
+from lit_rl.evaluation.held_out import Evaluation, HeldOutMetrics
+from lit_rl.evaluation.intervals import standard_error
+from lit_rl.evaluation.pass_at_k import pass_at_k
+from lit_rl.evaluation.statistics import Statistics, Summary
+
+__all__ = [
+    "Evaluation",
+    "HeldOutMetrics",
+    "Statistics",
+    "Summary",
+    "pass_at_k",
+    "standard_error",
+]
