@@ -228,6 +228,6 @@ class Update:
     """
 
     micro_batches: tuple[tuple[Experience, PolicyOutput], ...]
-    loss: float
+    loss: Float[Tensor, ""]
     grad_norm: float
     index: int

@@ -3,7 +3,7 @@
 from lit_rl.evaluation.held_out import Evaluation, HeldOutMetrics
 from lit_rl.evaluation.intervals import standard_error
 from lit_rl.evaluation.pass_at_k import pass_at_k
-from lit_rl.evaluation.statistics import Statistics, Summary
+from lit_rl.evaluation.statistics import Statistics, Summary, widest_float
 
 __all__ = [
     "Evaluation",
@@ -12,4 +12,5 @@ __all__ = [
     "Summary",
     "pass_at_k",
     "standard_error",
+    "widest_float",
 ]

@@ -1,0 +1,72 @@
+"""What the group estimators share: rows of one prompt form a group, and groups never mix."""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lit_rl.advantages.base import AdvantageEstimator
+from lit_rl.types import ScoredRollout
+
+
+def in_groups(
+    rewards: Float[Tensor, " rollouts"], group_size: int, valid: Bool[Tensor, " rollouts"]
+) -> tuple[Float[Tensor, "prompts group"], Bool[Tensor, "prompts group"]]:
+    """Return rewards and `valid` with one row per prompt.
+
+    Args:
+        rewards: one per rollout, the rows of a group contiguous.
+        group_size: rollouts per prompt, at least 2.
+        valid: True where a rollout counts in its group.
+
+    Raises:
+        ValueError: if `group_size` is below 2 or does not divide the number of rollouts.
+
+    Example:
+        >>> in_groups(torch.tensor([1.0, 0.0, 5.0, 5.0]), 2, torch.ones(4, dtype=torch.bool))[0]
+        tensor([[1., 0.],
+                [5., 5.]])
+    """
+    if group_size < 2:
+        raise ValueError(
+            f"group_size is {group_size}, but a rollout is compared with the others of its prompt: "
+            "at least 2, for example 8"
+        )
+    if len(rewards) % group_size:
+        raise ValueError(
+            f"{len(rewards)} rollouts do not form whole groups of group_size {group_size}; "
+            f"{len(rewards) // group_size * group_size} or "
+            f"{(len(rewards) // group_size + 1) * group_size} would"
+        )
+    return rewards.view(-1, group_size), valid.view(-1, group_size)
+
+
+class GroupEstimator(AdvantageEstimator):
+    """Compares a rollout with the others of its prompt: one advantage, the same for each token.
+
+    A rollout that is missing its reward, or of which no token counts, is not in its group: it moves
+    no baseline and has advantage 0. So has a rollout that is left alone in its group.
+    """
+
+    @abstractmethod
+    def per_rollout(
+        self,
+        rewards: Float[Tensor, " rollouts"],
+        group_size: int,
+        *,
+        valid: Bool[Tensor, " rollouts"],
+    ) -> Float[Tensor, " rollouts"]:
+        """Return one advantage per rollout: 0 where `valid` is False, whatever the reward there.
+
+        Args:
+            rewards: one per rollout, the rows of a group contiguous.
+            group_size: rollouts per prompt, at least 2.
+            valid: True where a rollout counts in its group.
+        """
+
+    def __call__(self, scored: ScoredRollout) -> Float[Tensor, "rollouts tokens"]:
+        """Return the advantage of each rollout at each of its tokens that count."""
+        valid = scored.mask.any(dim=1) & ~scored.missing
+        advantages = self.per_rollout(scored.rewards, scored.group_size, valid=valid)
+        return torch.where(scored.mask, advantages[:, None], 0.0)

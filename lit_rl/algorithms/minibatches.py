@@ -1,0 +1,94 @@
+"""Which rows form an optimizer step, and which rows share a forward pass."""
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lit_rl.types import Sequences
+
+
+def minibatch_rows(
+    num_prompts: int,
+    group_size: int,
+    num_minibatches: int,
+    *,
+    seed: tuple[int, ...],
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[Int[Tensor, " selected"]]:
+    """Shuffle the rollouts of all ranks and deal them into minibatches of equal size.
+
+    Every rank draws the same permutation of the rollouts of all ranks and keeps the rows that lie
+    on it, so the minibatches as a whole do not depend on the number of ranks. Prompt `i` of the
+    global batch lies on rank `i % world_size`.
+
+    Args:
+        num_prompts: prompts on this rank.
+        group_size: rollouts per prompt.
+        num_minibatches: optimizer steps that one pass over the rollouts takes.
+        seed: numbers that seed the permutation, such as (run seed, iteration, epoch).
+        rank: this process, from 0.
+        world_size: number of processes.
+
+    Returns:
+        For each minibatch the rows that lie on this rank; together each row once.
+
+    Raises:
+        ValueError: if the rollouts of all ranks do not divide into equal minibatches.
+
+    Example:
+        >>> [rows.tolist() for rows in minibatch_rows(2, 2, 2, seed=(0,))]
+        [[0, 3], [1, 2]]
+    """
+    total = num_prompts * world_size * group_size
+    check_minibatches(num_prompts * world_size, group_size, num_minibatches)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(total))
+    minibatches = []
+    for chunk in order.chunk(num_minibatches):
+        prompt, sample = chunk // group_size, chunk % group_size
+        local = prompt % world_size == rank
+        minibatches.append((prompt[local] // world_size) * group_size + sample[local])
+    return minibatches
+
+
+def check_minibatches(num_prompts: int, group_size: int, num_minibatches: int) -> None:
+    """Raise a ValueError unless the rollouts of a batch divide into equal minibatches."""
+    total = num_prompts * group_size
+    if total % num_minibatches:
+        valid = [n for n in range(1, total + 1) if total % n == 0]
+        nearest = min(valid, key=lambda n: abs(n - num_minibatches))
+        raise ValueError(
+            f"{num_prompts} prompts x group_size {group_size} = {total} rollouts do not divide "
+            f"into num_minibatches {num_minibatches}; num_minibatches {nearest} would do"
+        )
+
+
+def micro_batch_rows(
+    sequences: Sequences, micro_batch_tokens: int
+) -> list[Int[Tensor, " selected"]]:
+    """Group rows of similar length so that no group is padded beyond a budget of tokens.
+
+    Rows are sorted by length, longest first, and taken greedily: `n` rows cost `n` times the widest
+    prompt plus the widest response among them. A row longer than the budget goes alone.
+
+    Args:
+        sequences: prompts with their responses.
+        micro_batch_tokens: tokens of one forward and backward pass, prompt and padding included.
+
+    Returns:
+        Groups of rows; together each row once.
+    """
+    widths = sequences.widths
+    order = widths.sum(1).argsort(descending=True, stable=True)
+    groups: list[list[int]] = []
+    prompt_width = width = 0
+    for row, (row_prompt, row_response) in zip(order.tolist(), widths[order].tolist(), strict=True):
+        wider_prompt, wider = max(prompt_width, row_prompt), max(width, row_response)
+        if groups and (len(groups[-1]) + 1) * (wider_prompt + wider) <= micro_batch_tokens:
+            groups[-1].append(row)
+            prompt_width, width = wider_prompt, wider
+        else:
+            groups.append([row])
+            prompt_width, width = row_prompt, row_response
+    return [torch.tensor(group, device=order.device) for group in groups]

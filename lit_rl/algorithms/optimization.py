@@ -1,0 +1,96 @@
+"""What manual optimization leaves to the module: schedules, clipping, ranks, resumed settings."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def check_trainer(trainer: L.Trainer) -> None:
+    """Refuse the settings of a Trainer with which the loop would be wrong.
+
+    Raises:
+        ValueError: for a strategy or precision that is not supported, with one that is.
+    """
+    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ValueError(
+            f"trainer.strategy {type(trainer.strategy).__name__} is not supported: gradients and "
+            "generation need its own adapter. Use --trainer.strategy auto (one device) or ddp"
+        )
+    if str(trainer.precision).startswith("16"):
+        raise ValueError(
+            f"trainer.precision {trainer.precision} is not supported: float16 needs a loss scale "
+            "that clipping would not see. Use --trainer.precision bf16-mixed or 32-true"
+        )
+
+
+@contextmanager
+def accumulate(trainer: L.Trainer, *, last: bool) -> Iterator[None]:
+    """Let gradients add up on each rank, and reduce them over ranks only in the last pass."""
+    if last or not isinstance(trainer.strategy, ParallelStrategy):
+        yield
+    else:
+        with trainer.strategy.block_backward_sync():
+            yield
+
+
+def sum_over_ranks(trainer: L.Trainer, values: Tensor) -> Tensor:
+    """Return the sum of a tensor over all ranks."""
+    total = trainer.strategy.reduce(values.clone(), reduce_op="sum")
+    assert isinstance(total, Tensor)
+    return total
+
+
+def clip_grad_norm(optimizer: Optimizer, max_grad_norm: float | None, where: str) -> float:
+    """Scale the gradient of all groups jointly to a norm of at most `max_grad_norm`.
+
+    Args:
+        optimizer: its parameters hold the gradient.
+        max_grad_norm: the limit; None clips nothing.
+        where: names the update in the error.
+
+    Returns:
+        The norm before clipping.
+
+    Raises:
+        ValueError: if the norm is not finite; a step would destroy the weights.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    limit = float("inf") if max_grad_norm is None else max_grad_norm
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+    if not torch.isfinite(torch.tensor(norm)):
+        raise ValueError(
+            f"the gradient norm is {norm} in {where}: the weights are untouched by this update. "
+            "Look at the metrics of the iterations before it, or lower the learning rate"
+        )
+    return norm
+
+
+def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group, without its parameters."""
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_hyperparameters(
+    optimizer: Optimizer, scheduler: LambdaLR, configured: list[dict[str, Any]]
+) -> None:
+    """Put the configured settings back over those that a checkpoint brought.
+
+    A checkpoint holds the learning rate and the betas of the run that wrote it. The moments and the
+    position in the schedule stay; the settings are those of the configuration.
+    """
+    scheduler.base_lrs = [group["initial_lr"] for group in configured]
+    for group, settings, schedule in zip(
+        optimizer.param_groups, configured, scheduler.lr_lambdas, strict=True
+    ):
+        group.update(settings)
+        group["lr"] = settings["initial_lr"] * schedule(scheduler.last_epoch)

@@ -1,0 +1,243 @@
+"""What every algorithm has: models, optimizer, checkpoint, held-out prompts."""
+
+import math
+from abc import abstractmethod
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from jaxtyping import Float
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedTokenizerBase, get_scheduler
+
+from lit_rl.algorithms.minibatches import micro_batch_rows
+from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
+from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
+from lit_rl.generation import Generator, SamplingSettings, TransformersGenerator
+from lit_rl.models import CausalLMSource, Policy, evaluation_mode, frozen_copy
+from lit_rl.rewards import Reward
+from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
+
+# First number after the run's seed, so that no two purposes share their random numbers.
+ROLLOUT, VALIDATION, PREDICTION, SHUFFLE = range(4)
+
+
+class RLModule(L.LightningModule):
+    """A policy that answers prompts, is scored and optimized by hand. Loops are subclasses.
+
+    Args:
+        source: where the model and its tokenizer come from.
+        reward: from responses to rewards.
+        sampling: how responses are drawn.
+        generator: what draws them.
+        optimizer: from parameter groups to an optimizer.
+        lr_schedule: course of the learning rate after the warm-up, stepped once per optimizer step;
+            `linear` and `cosine` fall to 0 at the end of the run.
+        warmup_steps: optimizer steps over which the learning rate rises from 0.
+        max_grad_norm: limit of the norm of the gradient; None for no limit.
+        micro_batch_tokens: tokens of one forward and backward pass, prompts and padding included;
+            bounds the memory and changes no result.
+        gradient_checkpointing: recompute activations in the backward pass to save memory.
+        evaluation: how held-out prompts are scored.
+        seed: seeds weights, shuffling and sampling; the CLI passes `seed_everything`.
+
+    Raises:
+        ValueError: for a setting outside its range.
+    """
+
+    def __init__(
+        self,
+        source: CausalLMSource,
+        reward: Reward,
+        sampling: SamplingSettings = SamplingSettings(),
+        generator: Generator = TransformersGenerator(),
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        lr_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        warmup_steps: int = 0,
+        max_grad_norm: float | None = 1.0,
+        micro_batch_tokens: int = 16384,
+        gradient_checkpointing: bool = False,
+        evaluation: Evaluation = Evaluation(),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.source = source
+        self.reward = reward
+        self.sampling = sampling
+        self.generator = generator
+        self.optimizer = optimizer
+        self.lr_schedule = lr_schedule
+        self.warmup_steps = warmup_steps
+        self.max_grad_norm = max_grad_norm
+        self.micro_batch_tokens = micro_batch_tokens
+        self.gradient_checkpointing = gradient_checkpointing
+        self.evaluation = evaluation
+        self.seed = seed
+        self.iteration = 0
+        self.policy: Policy
+        self.held_out = HeldOutMetrics(evaluation)
+        self.validation_samples: list[dict[str, Any]] = []
+        if max_grad_norm is not None and max_grad_norm <= 0:
+            raise ValueError(
+                f"max_grad_norm is {max_grad_norm}, must be above 0, such as 1.0; null for no limit"
+            )
+
+    @property
+    @abstractmethod
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps per iteration, the same in every iteration."""
+
+    @property
+    @abstractmethod
+    def uses_reference(self) -> bool:
+        """Whether a KL term needs the frozen reference."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model."""
+        return self.source.tokenizer()
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Tokens that the model can read, prompt and response together; None if unlimited."""
+        return self.source.max_context_tokens()
+
+    @property
+    def num_iterations(self) -> int | None:
+        """Iterations of the whole run as the Trainer bounds it; None for a run without end."""
+        self.trainer.fit_loop.setup_data()
+        epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
+        bounds = [
+            self.trainer.num_training_batches * epochs if epochs not in (None, -1) else math.inf,
+            math.ceil(steps / self.steps_per_iteration) if steps != -1 else math.inf,
+        ]
+        return None if math.isinf(min(bounds)) else int(min(bounds))
+
+    def setup(self, stage: str) -> None:
+        """Refuse settings that the loop cannot honour, before any work is done."""
+        check_trainer(self.trainer)
+
+    def configure_model(self) -> None:
+        """Build the policy, and the reference where a KL term needs one."""
+        if hasattr(self, "policy"):
+            return
+        self.policy = Policy(self.source.model(self.seed))
+        if self.gradient_checkpointing:
+            self.policy.enable_gradient_checkpointing()
+        # In a tuple, so that it is no submodule: neither in the checkpoint nor in the optimizer.
+        self._reference = (frozen_copy(self.policy),) if self.uses_reference else ()
+
+    def configure_optimizers(self) -> Any:
+        """One optimizer with a named group, and its schedule over optimizer steps."""
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        optimizer = self.optimizer([{"params": parameters, "name": "actor"}])
+        horizon = self.num_iterations
+        if horizon is None and self.lr_schedule != "constant":
+            raise ValueError(
+                f"lr_schedule {self.lr_schedule} falls to 0 at the end of the run, and this run "
+                "has no end. Set trainer.max_epochs or trainer.max_steps, or lr_schedule constant"
+            )
+        scheduler = get_scheduler(
+            {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule),
+            optimizer,
+            num_warmup_steps=self.warmup_steps,
+            num_training_steps=(horizon or 0) * self.steps_per_iteration,
+        )
+        self._configured = hyperparameters(optimizer)
+        return [optimizer], [scheduler]
+
+    def on_fit_start(self) -> None:
+        """Move the reference, which is no submodule, to the device."""
+        for reference in self._reference:
+            reference.to(self.device)
+
+    def on_train_start(self) -> None:
+        """Let the configured settings of the optimizer hold over those of a checkpoint."""
+        self.policy.train()
+        restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
+
+    @property
+    def raw_optimizer(self) -> Optimizer:
+        """The optimizer itself; steps go through `optimizers()`, which counts them."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, Optimizer)
+        return optimizer
+
+    @property
+    def scheduler(self) -> LambdaLR:
+        """The schedule of the learning rate."""
+        scheduler = self.lr_schedulers()
+        assert isinstance(scheduler, LambdaLR)
+        return scheduler
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the number of finished iterations, which seeds the sampling."""
+        checkpoint["lit_rl"] = {"iteration": self.iteration}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue counting iterations."""
+        self.iteration = checkpoint["lit_rl"]["iteration"]
+
+    def sample(
+        self,
+        prompts: Prompts,
+        sampling: SamplingSettings,
+        *,
+        group_size: int,
+        seed: tuple[int, ...],
+    ) -> Rollout:
+        """Answer prompts with the policy; rows of one seed, row id and number are the same."""
+        return self.generator(
+            self.policy, self.tokenizer, prompts, sampling, group_size=group_size, seed=seed
+        )
+
+    def output(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
+        """Return log-probs and entropy of the responses at the sampling temperature."""
+        return policy(
+            sequences.prompt_ids,
+            sequences.prompt_mask,
+            sequences.response_ids,
+            sequences.mask,
+            temperature=self.sampling.temperature,
+        )
+
+    @torch.no_grad()
+    def log_probs_under(
+        self, policy: Policy, sequences: Sequences
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return the log-probs of the responses under a policy in evaluation mode, in nats."""
+        dtype = torch.promote_types(torch.float32, next(policy.parameters()).dtype)
+        log_probs = torch.zeros(sequences.mask.shape, dtype=dtype, device=self.device)
+        with evaluation_mode(policy):
+            for rows in micro_batch_rows(sequences, self.micro_batch_tokens):
+                part = sequences.select(rows).trimmed()
+                log_probs[rows, : part.mask.shape[1]] = self.output(policy, part).log_probs
+        return log_probs
+
+    def validation_step(self, prompts: Prompts, batch_idx: int) -> None:
+        """Score held-out prompts, greedy and sampled; always with the same random numbers."""
+        seed = (self.seed, VALIDATION)
+        greedy = self.reward(
+            self.sample(prompts, self.sampling.as_greedy(), group_size=1, seed=seed)
+        )
+        self.held_out.update_greedy(greedy)
+        if batch_idx == 0:
+            self.validation_samples = sample_rows(greedy)
+        if self.evaluation.num_samples:
+            sampled = self.sample(
+                prompts, self.sampling, group_size=self.evaluation.num_samples, seed=seed
+            )
+            self.held_out.update_sampled(self.reward(sampled))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the measures over all held-out prompts."""
+        self.log_dict({"step": float(self.iteration), **self.held_out.results()})
+
+    def predict_step(self, prompts: Prompts, batch_idx: int) -> list[dict[str, Any]]:
+        """Answer each prompt once, as `sampling` says."""
+        rollout = self.sample(prompts, self.sampling, group_size=1, seed=(self.seed, PREDICTION))
+        return sample_rows(rollout)

@@ -1,0 +1,85 @@
+"""How far the updates of an iteration move the policy, and how far sampler and trainer disagree."""
+
+from dataclasses import replace
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.evaluation import Statistics, widest_float
+from lit_rl.functional import kl_k1, kl_k3
+from lit_rl.types import Experience, PolicyOutput, ScoredRollout, Update
+
+CLIPS = ("low", "high", "dual")
+NAMES = (*CLIPS, "k1", "k3", "ratio", "difference")
+
+
+class RatioMetrics(RLCallback):
+    """Logs how far the policy moved from the one that sampled: clip fractions, KL and ratios.
+
+    All of them count every response token of every optimizer step of the iteration, on all ranks.
+    The difference between the log-probs of sampler and trainer counts the tokens of the first
+    optimizer step only, where both still speak of the same weights.
+
+    Args:
+        max_difference: warn once when the log-probs of sampler and trainer differ by more than this
+            at some token, in nats.
+    """
+
+    def __init__(self, max_difference: float = 1.0) -> None:
+        self.max_difference = max_difference
+        self._statistics: Statistics
+        self._warned = False
+
+    def on_rollout(
+        self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
+    ) -> None:
+        """Begin the statistics of an iteration."""
+        self._statistics = Statistics(NAMES, experience.mask.device)
+
+    def on_minibatch(self, trainer: Trainer, module: Any, update: Update) -> None:
+        """Take in the tokens of one optimizer step."""
+        for experience, output in update.micro_batches:
+            self._update_ratios(module, experience, output)
+            if update.index == 0:
+                difference = experience.sampler_log_probs - output.log_probs
+                self._statistics.update("difference", difference[experience.mask].abs())
+
+    def _update_ratios(self, module: Any, experience: Experience, output: PolicyOutput) -> None:
+        mask, new = experience.mask, output.log_probs
+        old = new if experience.old_log_probs is None else experience.old_log_probs
+        clipped = module.policy_loss.clipped(new, replace(experience, old_log_probs=old))
+        for name in CLIPS:
+            binds = clipped[name] if name in clipped else mask.new_zeros(mask.shape)
+            self._statistics.update(name, binds[mask])
+        precise = widest_float(mask.device)
+        old, new = old[mask].to(precise), new[mask].to(precise)
+        self._statistics.update("k1", kl_k1(old, new))
+        self._statistics.update("k3", kl_k3(old, new))
+        self._statistics.update("ratio", (new - old).exp())
+
+    def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
+        """Reduce over the ranks and log."""
+        of = self._statistics.compute()
+        values = {f"ratio/clip_{name}_fraction": of[name].mean for name in ("low", "high")}
+        values["ratio/dual_clip_fraction"] = of["dual"].mean
+        values["ratio/approx_kl_k1"] = of["k1"].mean
+        values["ratio/approx_kl_k3"] = of["k3"].mean
+        values["ratio/mean"] = of["ratio"].mean
+        values["ratio/min"] = of["ratio"].minimum
+        values["ratio/max"] = of["ratio"].maximum
+        values["sampler/abs_difference_mean"] = of["difference"].mean
+        values["sampler/abs_difference_max"] = of["difference"].maximum
+        module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
+        self._warn_of_difference(values["sampler/abs_difference_max"])
+
+    def _warn_of_difference(self, difference: float) -> None:
+        if difference > self.max_difference and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"log-probs of the sampler and of the trainer differ by up to {difference:.3g} nats "
+                "for the same tokens and weights: ratios are then wrong from the first update on. "
+                "Look for other precision, temperature or attention in the generator, or set "
+                "old_log_probs to 'recomputed'"
+            )

@@ -1,0 +1,127 @@
+"""What the responses of an iteration earned, how long they were, and what the policy is like."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.evaluation import Statistics, Summary
+from lit_rl.functional import kl_k1, kl_k3
+from lit_rl.types import Experience, ScoredRollout, Update
+
+NAMES = ("reward", "missing", "zero_std_group", "length", "truncated", "entropy", "k1", "k3")
+NEGATIVE_KL = -0.05
+"""Mean KL to the reference, in nats per token, that no sampling error explains."""
+
+
+def zero_std_groups(scored: ScoredRollout) -> Bool[Tensor, " prompts"]:
+    """Return which groups teach a group estimator nothing: their valid rewards are all equal.
+
+    A reward is valid where it is not missing and the response has a token. Groups with one valid
+    reward, or none, are among them.
+
+    Args:
+        scored: groups of scored responses.
+    """
+    valid = (~scored.missing & scored.mask.any(dim=1)).view(-1, scored.group_size)
+    rewards = scored.rewards.view(-1, scored.group_size)
+    highest = rewards.masked_fill(~valid, -torch.inf).amax(dim=1)
+    lowest = rewards.masked_fill(~valid, torch.inf).amin(dim=1)
+    return highest <= lowest
+
+
+class RewardMetrics(RLCallback):
+    """Logs rewards, response lengths, entropy and the KL to the reference, over all ranks.
+
+    It warns, once each, of three things that end in a run that learns nothing: all responses are
+    cut off, all rewards within each group are equal, or the KL to the reference is negative.
+
+    Args:
+        patience: iterations in a row without two different rewards in any group after which to
+            warn.
+    """
+
+    def __init__(self, patience: int = 5) -> None:
+        if patience < 1:
+            raise ValueError(f"patience is {patience} iterations, must be at least 1")
+        self.patience = patience
+        self._statistics: Statistics
+        self._parts: tuple[str, ...] = ()
+        self._silent_iterations = 0
+        self._warned: set[str] = set()
+
+    def on_rollout(
+        self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
+    ) -> None:
+        """Begin the statistics of an iteration and take in its responses."""
+        self._parts = tuple(scored.reward_parts)
+        names = (*NAMES, *(f"part {name}" for name in self._parts))
+        statistics = self._statistics = Statistics(names, scored.mask.device)
+        statistics.update("reward", scored.rewards[~scored.missing])
+        statistics.update("missing", scored.missing)
+        statistics.update("zero_std_group", zero_std_groups(scored))
+        statistics.update("length", scored.mask.sum(dim=1))
+        statistics.update("truncated", ~scored.finished)
+        for name, part in scored.reward_parts.items():
+            statistics.update(f"part {name}", part[~part.isnan()])
+
+    def on_minibatch(self, trainer: Trainer, module: Any, update: Update) -> None:
+        """Take in the tokens of one optimizer step."""
+        for experience, output in update.micro_batches:
+            mask, ref_log_probs = experience.mask, experience.ref_log_probs
+            self._statistics.update("entropy", output.entropy[mask])
+            if ref_log_probs is not None:
+                log_probs, ref_log_probs = output.log_probs[mask], ref_log_probs[mask]
+                self._statistics.update("k1", kl_k1(log_probs, ref_log_probs))
+                self._statistics.update("k3", kl_k3(log_probs, ref_log_probs))
+
+    def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
+        """Reduce over the ranks, log, and warn."""
+        of = self._statistics.compute()
+        values = {"reward/mean": of["reward"].mean, "reward/std": of["reward"].std}
+        values |= {f"reward/{name}": of[f"part {name}"].mean for name in self._parts}
+        values["reward/missing_fraction"] = of["missing"].mean
+        values["reward/zero_std_group_fraction"] = of["zero_std_group"].mean
+        values["response/length_mean"] = of["length"].mean
+        values["response/length_min"] = of["length"].minimum
+        values["response/length_max"] = of["length"].maximum
+        values["response/truncated_fraction"] = of["truncated"].mean
+        values["policy/entropy"] = of["entropy"].mean
+        if module.has_reference:
+            values["kl/reference_k1"] = of["k1"].mean
+            values["kl/reference_k3"] = of["k3"].mean
+        module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
+        self._warn(of)
+
+    def _warn(self, of: Mapping[str, Summary]) -> None:
+        if of["truncated"].mean == 1:
+            self._warn_once(
+                "every response was cut off at the limit, so no reward may ever see a finished "
+                "answer: raise max_new_tokens, or look whether the policy can produce an end token"
+            )
+        silent = of["zero_std_group"].mean == 1
+        self._silent_iterations = self._silent_iterations + 1 if silent else 0
+        if self._silent_iterations >= self.patience:
+            self._warn_once(
+                f"for {self.patience} iterations in a row all rewards within each group were "
+                "equal: group advantages are then 0 and nothing is learnt. Look at samples.jsonl: "
+                "the task may be too hard or too easy, or the reward may read the answer wrongly"
+            )
+        kl = of["k1"]
+        if kl.mean < NEGATIVE_KL - 3 * kl.standard_error:
+            self._warn_once(
+                f"the mean of log_probs - ref_log_probs is {kl.mean:.3g} nats per token, but a KL "
+                "is not negative: responses were not drawn from the policy as it is trained. "
+                "Look for top-k, top-p, min-p, min_new_tokens or another temperature in sampling"
+            )
+
+    def _warn_once(self, message: str) -> None:
+        about = message[:20]
+        if about not in self._warned:
+            self._warned.add(about)
+            rank_zero_warn(message)

@@ -1,0 +1,66 @@
+"""How long an iteration takes and how much of everything a run has used up."""
+
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.evaluation import Statistics
+from lit_rl.types import Experience, ScoredRollout
+
+
+class Throughput(RLCallback):
+    """Logs seconds per iteration, tokens per second, and totals that go on after a resume.
+
+    Seconds are those of rank 0; ranks wait for each other in every optimizer step. Validation and
+    writing checkpoints count in none of them.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._seconds = 0.0
+        self._lengths: Statistics
+        self._start = 0.0
+        self._rollout_end = 0.0
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Start the clock of an iteration."""
+        self._start = perf_counter()
+
+    def on_rollout(
+        self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
+    ) -> None:
+        """Note the end of the rollout and count its tokens."""
+        self._rollout_end = perf_counter()
+        self._lengths = Statistics(("length",), scored.mask.device)
+        self._lengths.update("length", scored.mask.sum(dim=1))
+
+    def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
+        """Log the times of this iteration and the totals."""
+        tokens = int(self._lengths.compute()["length"].total)
+        end = perf_counter()
+        seconds = end - self._start
+        self._tokens += tokens
+        self._seconds += seconds
+        values = {
+            "time/iteration_seconds": seconds,
+            "time/rollout_seconds": self._rollout_end - self._start,
+            "time/update_seconds": end - self._rollout_end,
+            "throughput/tokens_per_second": tokens / seconds,
+            "total/tokens": float(self._tokens),
+            "total/optimizer_steps": float(trainer.global_step),
+            "total/seconds": self._seconds,
+        }
+        module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the totals."""
+        return {"tokens": self._tokens, "seconds": self._seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the totals of a checkpoint."""
+        self._tokens = state_dict["tokens"]
+        self._seconds = state_dict["seconds"]

@@ -1,0 +1,28 @@
+"""Tensor maths that several ideas share: masking, log-probs, ratios, KL."""
+
+from lit_rl.functional.kl import kl_abs, kl_k1, kl_k2, kl_k3, unbiased_gradient
+from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
+from lit_rl.functional.masking import (
+    masked_centered,
+    masked_mean,
+    masked_sum,
+    masked_variance,
+    masked_whiten,
+)
+from lit_rl.functional.ratios import probability_ratio
+
+__all__ = [
+    "kl_abs",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "masked_centered",
+    "masked_mean",
+    "masked_sum",
+    "masked_variance",
+    "masked_whiten",
+    "probability_ratio",
+    "response_hidden",
+    "token_log_probs_and_entropy",
+    "unbiased_gradient",
+]

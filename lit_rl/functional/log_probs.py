@@ -1,0 +1,138 @@
+"""From hidden states to the log-prob and the entropy of each response token."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Head = Callable[[Tensor], Tensor]
+
+
+def response_hidden(
+    hidden: Float[Tensor, "rollouts positions hidden"], num_tokens: int
+) -> Float[Tensor, "rollouts tokens hidden"]:
+    """hidden[:, positions - num_tokens - 1 : positions - 1]: the states that predict the response.
+
+    The next-token shift: a state predicts the token after it, so the first response token is
+    predicted at the last prompt position, and the state of the last response token predicts nothing
+    that was sampled. This is the only place that shifts.
+
+    Args:
+        hidden: states of the prompt's positions, then of the response's.
+        num_tokens: width of the response, in tokens.
+
+    Returns:
+        Column t predicts response token t.
+
+    Raises:
+        ValueError: if no prompt position stands before the response.
+
+    Example:
+        >>> prompt_and_response = torch.arange(5.0).reshape(1, 5, 1)
+        >>> response_hidden(prompt_and_response, num_tokens=2).flatten()
+        tensor([2., 3.])
+    """
+    positions = hidden.shape[1]
+    if not 0 <= num_tokens < positions:
+        raise ValueError(
+            f"{num_tokens} response tokens need at least {num_tokens + 1} positions, because the "
+            f"first is predicted by the last prompt position; got {positions}"
+        )
+    return hidden[:, positions - num_tokens - 1 : positions - 1]
+
+
+def token_log_probs_and_entropy(
+    hidden: Float[Tensor, "rollouts tokens hidden"],
+    head: Head,
+    targets: Int[Tensor, "rollouts tokens"],
+    *,
+    mask: Bool[Tensor, "rollouts tokens"],
+    temperature: float,
+    chunk_logits: int = 2**24,
+) -> tuple[Float[Tensor, "rollouts tokens"], Float[Tensor, "rollouts tokens"]]:
+    """log_probs_t = log p_t(targets_t) and entropy_t = -sum_v p_t(v) log p_t(v).
+
+    p_t = softmax(head(hidden_t) / temperature), in float32 whatever the dtype of the model (float64
+    stays float64): the distribution that the token was drawn from.
+
+    The logits of all tokens never exist at once, neither forward nor backward. Only the positions
+    that count are gathered, the head is applied to as many of them at a time as make `chunk_logits`
+    logits, and backward computes each chunk again instead of keeping it.
+
+    Args:
+        hidden: the state that predicts each response token, see `response_hidden`.
+        head: from hidden states [any, hidden] to finite logits [any, vocab]; deterministic, as it
+            runs twice.
+        targets: the response tokens; anything where the mask is False.
+        mask: True where a token counts.
+        temperature: the sampling temperature, above 0.
+        chunk_logits: logits that may exist at once; at least one token is computed at a time.
+
+    Returns:
+        Log-probs (at most 0) and entropy (between 0 and log(vocab)), in nats; 0, and without
+        gradient, where the mask is False.
+
+    Raises:
+        ValueError: if `temperature` is not above 0.
+
+    Example:
+        >>> logits = torch.tensor([[[1.0, 0.0], [7.0, 7.0]]])
+        >>> log_probs, entropy = token_log_probs_and_entropy(
+        ...     logits, torch.nn.Identity(), targets=torch.tensor([[0, 1]]),
+        ...     mask=torch.tensor([[True, True]]), temperature=0.5,
+        ... )
+        >>> log_probs
+        tensor([[-0.1269, -0.6931]])
+        >>> entropy
+        tensor([[0.3653, 0.6931]])
+    """
+    if not temperature > 0:
+        raise ValueError(
+            f"temperature must be above 0, for example 1.0, not {temperature}: "
+            "a greedy choice has no distribution to learn from"
+        )
+    chunk_tokens = max(1, chunk_logits // _vocabulary(head, hidden))
+    chunks = zip(
+        hidden[mask].split(chunk_tokens), targets[mask].long().split(chunk_tokens), strict=True
+    )
+    results = [_recomputed_chunk(states, ids, head, temperature) for states, ids in chunks]
+    log_probs, entropy = (torch.cat(column) for column in zip(*results, strict=True))
+    return _scattered(log_probs, mask), _scattered(entropy, mask)
+
+
+def _vocabulary(head: Head, hidden: Tensor) -> int:
+    with torch.no_grad():
+        return head(hidden.new_zeros(1, hidden.shape[-1])).shape[-1]
+
+
+def _recomputed_chunk(
+    hidden: Tensor, targets: Tensor, head: Head, temperature: float
+) -> tuple[Tensor, Tensor]:
+    if not torch.is_grad_enabled():
+        return _chunk(hidden, targets, head, temperature)
+    log_probs, entropy = checkpoint(
+        _chunk, hidden, targets, head, temperature, use_reentrant=False, preserve_rng_state=False
+    )
+    return log_probs, entropy
+
+
+def _chunk(
+    hidden: Float[Tensor, "chunk hidden"],
+    targets: Int[Tensor, " chunk"],
+    head: Head,
+    temperature: float,
+) -> tuple[Float[Tensor, " chunk"], Float[Tensor, " chunk"]]:
+    logits = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    vocab_log_probs = logits.log_softmax(dim=-1)
+    log_probs = vocab_log_probs.gather(-1, targets[:, None]).squeeze(-1)
+    entropy = -(vocab_log_probs.exp() * vocab_log_probs).sum(dim=-1)
+    return log_probs, entropy
+
+
+def _scattered(
+    values: Float[Tensor, " counted"], mask: Bool[Tensor, "rollouts tokens"]
+) -> Float[Tensor, "rollouts tokens"]:
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)

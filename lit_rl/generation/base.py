@@ -1,0 +1,72 @@
+"""What every generator is: prompts in, rollouts out."""
+
+from abc import ABC, abstractmethod
+
+from transformers import PreTrainedTokenizerBase
+
+from lit_rl.generation.sampling import SamplingSettings
+from lit_rl.models import Policy
+from lit_rl.types import Prompts, Rollout
+
+
+class Generator(ABC):
+    """Samples responses from the policy."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Prompts,
+        sampling: SamplingSettings,
+        *,
+        group_size: int,
+        seed: tuple[int, ...],
+    ) -> Rollout:
+        """Return `group_size` responses to each prompt; the policy and all random states stay.
+
+        Args:
+            policy: the model to sample from; in evaluation mode meanwhile.
+            tokenizer: the model's tokenizer.
+            prompts: the prompts, on the policy's device.
+            sampling: every setting of the sampling.
+            group_size: responses per prompt, at least 1.
+            seed: non-negative numbers such as (run seed, purpose, iteration). Each response is
+                drawn with random numbers of its own, given by the seed, the prompt's row id and
+                its place in the group: it depends neither on the other rows of the batch (but for
+                rounding of the logits) nor on rank and world size.
+
+        Returns:
+            The rollouts, without gradient; the tensors may be used in a loss.
+
+        Raises:
+            ValueError: if a prompt is empty, or is too long for the model's context.
+        """
+
+
+def end_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end a response: the model's and the tokenizer's end tokens, sorted."""
+    ids = set(policy.end_ids)
+    if tokenizer.eos_token_id is not None:
+        ids.add(int(tokenizer.eos_token_id))
+    return tuple(sorted(ids))
+
+
+def check_request(
+    policy: Policy, prompts: Prompts, sampling: SamplingSettings, group_size: int
+) -> None:
+    """Refuse what no generator can do: see the errors of `Generator.__call__`."""
+    if group_size < 1:
+        raise ValueError(f"group_size must be at least 1, such as 8; it is {group_size}")
+    lengths = prompts.mask.sum(dim=1).tolist()
+    if min(lengths) < 1:
+        raise ValueError(
+            f"prompt {lengths.index(min(lengths))} of the batch is empty; a prompt needs a token"
+        )
+    limit = policy.max_context_tokens
+    if limit is not None and max(lengths) + sampling.max_new_tokens > limit:
+        raise ValueError(
+            f"a prompt of {max(lengths)} tokens and max_new_tokens = {sampling.max_new_tokens} do "
+            f"not fit into the model's context of {limit} tokens: make max_new_tokens or the "
+            f"limit of the prompts smaller, such as {max(1, limit - max(lengths))} new tokens"
+        )

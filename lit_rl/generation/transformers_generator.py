@@ -1,0 +1,108 @@
+"""Generation by transformers' `generate`, with a sampler and stopping rules of our own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+
+from lit_rl.generation.base import Generator, check_request, end_ids
+from lit_rl.generation.response_ends import ResponseEnds
+from lit_rl.generation.row_sampler import RowSampler, row_uniforms
+from lit_rl.generation.sampling import SamplingSettings
+from lit_rl.models import Policy, evaluation_mode
+from lit_rl.types import Prompts, Rollout
+
+
+class TransformersGenerator(Generator):
+    """Runs `generate` of transformers on any causal language model, with its key-value cache."""
+
+    # Tensors made in inference mode, in which validation may run, could not be used in a loss.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def __call__(
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Prompts,
+        sampling: SamplingSettings,
+        *,
+        group_size: int,
+        seed: tuple[int, ...],
+    ) -> Rollout:
+        """Return `group_size` responses to each prompt, see `Generator`."""
+        check_request(policy, prompts, sampling, group_size)
+        prompt_ids = prompts.ids.repeat_interleave(group_size, dim=0)
+        prompt_mask = prompts.mask.repeat_interleave(group_size, dim=0)
+        rows, prompt_tokens = prompt_ids.shape
+        uniforms = row_uniforms(seed, prompts.row_ids, group_size, sampling.max_new_tokens)
+        ids = end_ids(policy, tokenizer)
+        sampler = RowSampler(
+            sampling, uniforms.to(prompt_ids.device), prompt_tokens=prompt_tokens, end_ids=ids
+        )
+        ends = ResponseEnds(
+            tokenizer,
+            end_ids=ids,
+            stop_strings=sampling.stop_strings,
+            prompt_tokens=prompt_tokens,
+            num_rollouts=rows,
+            device=prompt_ids.device,
+        )
+        with evaluation_mode(policy), _without_generation_config(policy.model):
+            sequences: Int[Tensor, "rollouts positions"] = policy.model.generate(
+                prompt_ids,
+                attention_mask=prompt_mask.long(),
+                generation_config=GenerationConfig(
+                    max_new_tokens=sampling.max_new_tokens,
+                    do_sample=False,
+                    num_beams=1,
+                    use_cache=True,
+                    pad_token_id=tokenizer.pad_token_id,
+                ),
+                logits_processor=LogitsProcessorList([sampler]),
+                stopping_criteria=StoppingCriteriaList([ends]),
+            )
+        response_ids = sequences[:, prompt_tokens:]
+        mask = (
+            torch.arange(response_ids.shape[1], device=ends.lengths.device) < ends.lengths[:, None]
+        )
+        return Rollout(
+            prompt_ids=prompt_ids,
+            prompt_mask=prompt_mask,
+            response_ids=response_ids.masked_fill(~mask, tokenizer.pad_token_id),
+            mask=mask,
+            sampler_log_probs=torch.stack(sampler.log_probs, dim=1).masked_fill(~mask, 0.0),
+            finished=ends.finished,
+            prompts=_repeated(prompts.texts, group_size),
+            responses=ends.texts(response_ids),
+            answers=_repeated(prompts.answers, group_size),
+            columns={
+                name: _repeated(column, group_size) for name, column in prompts.columns.items()
+            },
+            group_size=group_size,
+        )
+
+
+@contextmanager
+def _without_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    # `generate` fills every setting that it is not given from the model's generation config:
+    # penalties, forced and suppressed tokens, lengths, time limits and end ids among them.
+    own = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _repeated(entries: Sequence[Any], group_size: int) -> tuple[Any, ...]:
+    return tuple(entry for entry in entries for _ in range(group_size))

@@ -1,0 +1,20 @@
+"""Causal language models: where they come from, how they score, how they are exported."""
+
+from lit_rl.models.base import CausalLMSource
+from lit_rl.models.export import save_pretrained
+from lit_rl.models.modes import evaluation_mode
+from lit_rl.models.policy import Policy, frozen_copy
+from lit_rl.models.pretrained import PretrainedCausalLM
+from lit_rl.models.random_causal_lm import RandomCausalLM
+from lit_rl.models.smollm2 import SmolLM2
+
+__all__ = [
+    "CausalLMSource",
+    "Policy",
+    "PretrainedCausalLM",
+    "RandomCausalLM",
+    "SmolLM2",
+    "evaluation_mode",
+    "frozen_copy",
+    "save_pretrained",
+]

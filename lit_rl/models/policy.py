@@ -1,0 +1,167 @@
+"""The policy: log-probs and entropy of given responses under a Hugging Face causal LM."""
+
+import copy
+import inspect
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
+from lit_rl.models.modes import evaluation_mode
+from lit_rl.types import PolicyOutput
+
+
+class Policy(nn.Module):
+    """A causal language model that scores responses and is sampled from.
+
+    Args:
+        model: any Hugging Face causal language model whose logits are a linear function of the
+            base model's last hidden states, followed by the scale or soft cap that its config
+            names. The constructor compares with the model's own logits on a tiny input.
+
+    Attributes:
+        model: the Hugging Face model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        # Models without position embeddings (ALiBi) read positions from the attention mask alone.
+        parameters = inspect.signature(model.base_model.forward).parameters
+        self._takes_position_ids = "position_ids" in parameters
+        if model.device.type != "meta":
+            self.verify_head()
+
+    def forward(
+        self,
+        prompt_ids: Int[Tensor, "rollouts prompt_tokens"],
+        prompt_mask: Bool[Tensor, "rollouts prompt_tokens"],
+        response_ids: Int[Tensor, "rollouts tokens"],
+        mask: Bool[Tensor, "rollouts tokens"],
+        *,
+        temperature: float,
+    ) -> PolicyOutput:
+        """Return log-probs and entropy of the response tokens.
+
+        Only the logits of response positions are computed, a chunk at a time.
+
+        Args:
+            prompt_ids: token ids, left-padded.
+            prompt_mask: True where a prompt token is the prompt's own.
+            response_ids: token ids, right-padded.
+            mask: True where a response token counts. It is also the response's attention mask: a
+                row is True up to its last counting token and False behind it, or False throughout.
+            temperature: sampling temperature by which logits are divided, above 0.
+
+        Returns:
+            Log-probs and entropy in nats, zero where the mask is False.
+        """
+        hidden = self.hidden_states(
+            torch.cat([prompt_ids, response_ids], dim=1), torch.cat([prompt_mask, mask], dim=1)
+        )
+        log_probs, entropy = token_log_probs_and_entropy(
+            response_hidden(hidden, response_ids.shape[1]),
+            self.head,
+            response_ids,
+            mask=mask,
+            temperature=temperature,
+        )
+        return PolicyOutput(log_probs=log_probs, entropy=entropy)
+
+    def hidden_states(
+        self, ids: Int[Tensor, "rollouts positions"], mask: Bool[Tensor, "rollouts positions"]
+    ) -> Float[Tensor, "rollouts positions hidden"]:
+        """Return the base model's last hidden states, which `head` turns into logits.
+
+        Args:
+            ids: token ids of prompt and response.
+            mask: True where a token is attended to; positions count these tokens only.
+        """
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
+        if self._takes_position_ids:
+            inputs["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        output: Tensor = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+        return output
+
+    def head(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+        """Return the logits of hidden states, as the architecture makes them."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        config = self.model.config.get_text_config(decoder=True)
+        for name, change in LOGIT_CHANGES.items():
+            if (value := getattr(config, name, None)) is not None:
+                logits = change(logits, value)
+        return logits
+
+    def verify_head(self) -> None:
+        """Compare `head` with the model's own logits on a tiny input.
+
+        Raises:
+            ValueError: if they differ: the architecture does something else with its logits.
+        """
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        ids = torch.arange(min(4, vocabulary), device=self.model.device)[None]
+        with torch.no_grad(), evaluation_mode(self):
+            logits = self.head(self.hidden_states(ids, torch.ones_like(ids, dtype=torch.bool)))
+            expected = self.model(input_ids=ids, use_cache=False).logits
+        tolerance = 8 * torch.finfo(logits.dtype).eps * float(expected.abs().max())
+        difference = float((logits - expected).abs().max())
+        if not difference <= tolerance:
+            raise ValueError(
+                f"the logits of {type(self.model).__name__} are not its output embeddings applied "
+                f"to the last hidden states, with the changes {sorted(LOGIT_CHANGES)} that its "
+                f"config names: they differ by {difference:.3g}. lit_rl cannot train this "
+                "architecture; Llama, Qwen, Gemma, GPT-2, Cohere and Granite are among those it can"
+            )
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Tokens of prompt and response together that the model has positions for; None: any."""
+        config = self.model.config.get_text_config(decoder=True)
+        limit: int | None = getattr(config, "max_position_embeddings", None)
+        return limit
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that end a response: all that the model's generation config names."""
+        ids = self.model.generation_config.eos_token_id
+        if ids is None:
+            return ()
+        return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute the layers' activations in the backward pass of training mode.
+
+        Generation and scoring, in evaluation mode or without gradient, are not affected.
+        """
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _scaled(logits: Tensor, scale: float) -> Tensor:
+    return logits * scale
+
+
+def _divided(logits: Tensor, scaling: float) -> Tensor:
+    return logits / scaling
+
+
+def _soft_capped(logits: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(logits / cap)
+
+
+# What architectures do with their logits, by the config field that holds the number.
+LOGIT_CHANGES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "logit_scale": _scaled,  # Cohere
+    "logits_scaling": _divided,  # Granite
+    "final_logit_softcapping": _soft_capped,  # Gemma 2 and 3
+}
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """Return a deep copy of `policy` that nothing trains: no gradients, evaluation mode.
+
+    It shares no tensor with `policy`, so that it stays what the policy was.
+    """
+    return copy.deepcopy(policy).requires_grad_(False).eval()

@@ -1,0 +1,73 @@
+"""A causal language model with random weights over the characters of an alphabet."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lit_rl.models.base import DTYPES, CausalLMSource
+from lit_rl.models.character_tokenizer import character_tokenizer
+
+
+@dataclass(frozen=True)
+class RandomCausalLM(CausalLMSource):
+    """Random weights in any architecture of transformers, one token per character.
+
+    The vocabulary is `<pad>`, `<bos>`, `<eos>` and the alphabet; its size and the ids of the three
+    come from the tokenizer.
+
+    Args:
+        config: `model_type` and fields of that architecture's config, such as `{"model_type":
+            "llama", "hidden_size": 64, "num_hidden_layers": 2, ...}`.
+        alphabet: the characters that texts may hold, each once.
+    """
+
+    config: dict[str, Any]
+    alphabet: str
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer of the alphabet."""
+        return character_tokenizer(self.alphabet)
+
+    def load_config(self) -> PretrainedConfig:
+        """Return the config, whose every key the architecture knows."""
+        if "model_type" not in self.config:
+            raise ValueError(
+                f"config needs a model_type, such as 'llama'; it has {sorted(self.config)}"
+            )
+        tokenizer = self.tokenizer()
+        from_tokenizer = {
+            "vocab_size": len(tokenizer),
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+        }
+        if clash := sorted(from_tokenizer.keys() & self.config.keys()):
+            raise ValueError(f"config sets {clash}, which come from the alphabet: remove them")
+        config = AutoConfig.for_model(**self.config, **from_tokenizer)
+        self._refuse_unknown_keys(config)
+        return config
+
+    def _refuse_unknown_keys(self, config: PretrainedConfig) -> None:
+        # A config keeps any key as an attribute; one that its defaults lack has no effect.
+        default = AutoConfig.for_model(self.config["model_type"])
+        unknown = [key for key in self.config if hasattr(config, key) and not hasattr(default, key)]
+        for key in unknown:
+            near = difflib.get_close_matches(key, vars(default), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"config key {key!r} is unknown to model_type {config.model_type!r}{hint}"
+            )
+
+    def load_model(self, config: PretrainedConfig) -> PreTrainedModel:
+        """Return a model with random weights."""
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
+            config, dtype=DTYPES[self.dtype], attn_implementation=self.attn_implementation
+        )
