@@ -48,8 +48,9 @@ def row_uniforms(
 def draw(
     scores: Float[Tensor, "rollouts vocab"], uniforms: Float[Tensor, " rollouts"]
 ) -> Int[Tensor, " rollouts"]:
-    """token = min {v : sum_{w <= v} p_w > uniform}, p = softmax(scores): inversion sampling.
+    """P(token = v) = p_v with p = softmax(scores): min {v : sum_{w <= v} p_w > uniform}.
 
+    Sampling by inversion of the cumulative distribution.
     A token of probability 0 (score -inf) is never drawn, whatever the rounding of the sums.
 
     Args:
@@ -108,7 +109,7 @@ class RowSampler(LogitsProcessor):
     ) -> Float[Tensor, "rollouts vocab"]:
         """Return scores that are 0 for the chosen token and -inf for all others."""
         scores = scores.float() / self.sampling.temperature
-        allowed = self.filters(input_ids, scores)
+        allowed: Tensor = self.filters(input_ids, scores)  # type: ignore[arg-type]
         if self.sampling.greedy:
             tokens = allowed.argmax(dim=-1)
         else:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -58,22 +58,11 @@ class TransformersGenerator(Generator):
             device=prompt_ids.device,
         )
         with evaluation_mode(policy), _without_generation_config(policy.model):
-            sequences: Int[Tensor, "rollouts positions"] = policy.model.generate(
-                prompt_ids,
-                attention_mask=prompt_mask.long(),
-                generation_config=GenerationConfig(
-                    max_new_tokens=sampling.max_new_tokens,
-                    do_sample=False,
-                    num_beams=1,
-                    use_cache=True,
-                    pad_token_id=tokenizer.pad_token_id,
-                ),
-                logits_processor=LogitsProcessorList([sampler]),
-                stopping_criteria=StoppingCriteriaList([ends]),
+            response_ids = _generated(
+                policy.model, prompt_ids, prompt_mask, tokenizer, sampler, ends
             )
-        response_ids = sequences[:, prompt_tokens:]
         mask = (
-            torch.arange(response_ids.shape[1], device=ends.lengths.device) < ends.lengths[:, None]
+            torch.arange(response_ids.shape[1], device=response_ids.device) < ends.lengths[:, None]
         )
         return Rollout(
             prompt_ids=prompt_ids,
@@ -90,6 +79,31 @@ class TransformersGenerator(Generator):
             },
             group_size=group_size,
         )
+
+
+def _generated(
+    model: Any,
+    prompt_ids: Int[Tensor, "rollouts prompt_tokens"],
+    prompt_mask: Bool[Tensor, "rollouts prompt_tokens"],
+    tokenizer: PreTrainedTokenizerBase,
+    sampler: RowSampler,
+    ends: ResponseEnds,
+) -> Int[Tensor, "rollouts tokens"]:
+    settings = GenerationConfig(
+        max_new_tokens=sampler.sampling.max_new_tokens,
+        do_sample=False,  # the sampler has drawn: the only token left has the highest score
+        num_beams=1,
+        use_cache=True,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    sequences: Tensor = model.generate(
+        prompt_ids,
+        attention_mask=prompt_mask.long(),
+        generation_config=settings,
+        logits_processor=LogitsProcessorList([sampler]),
+        stopping_criteria=StoppingCriteriaList([ends]),
+    )
+    return sequences[:, prompt_ids.shape[1] :]
 
 
 @contextmanager

@@ -77,7 +77,8 @@ class CausalLMSource(ABC):
             originals = [] if self.dropout else switch_off_dropout(config)
             model = self.load_model(config)
         remember_dropout(model, originals)
-        return model.train()
+        model.train()
+        return model
 
     @abstractmethod
     def load_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -15,7 +15,9 @@ class CharacterTokenizer(PreTrainedTokenizerFast):
     begin token stands before each text.
     """
 
-    def _encode_plus(self, text: Any, text_pair: Any = None, **kwargs: Any) -> Any:
+    def _encode_plus(  # type: ignore[override]
+        self, text: Any, text_pair: Any = None, **kwargs: Any
+    ) -> Any:
         self._refuse_unknown(text)
         self._refuse_unknown(text_pair)
         return super()._encode_plus(text, text_pair, **kwargs)

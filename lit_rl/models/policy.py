@@ -101,8 +101,9 @@ class Policy(nn.Module):
         Raises:
             ValueError: if they differ: the architecture does something else with its logits.
         """
-        vocabulary = self.model.get_input_embeddings().num_embeddings
-        ids = torch.arange(min(4, vocabulary), device=self.model.device)[None]
+        embeddings = self.model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Embedding)
+        ids = torch.arange(min(4, embeddings.num_embeddings), device=self.model.device)[None]
         with torch.no_grad(), evaluation_mode(self):
             logits = self.head(self.hidden_states(ids, torch.ones_like(ids, dtype=torch.bool)))
             expected = self.model(input_ids=ids, use_cache=False).logits

@@ -39,12 +39,14 @@ class PretrainedCausalLM(CausalLMSource):
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer that lies beside the weights."""
         with self._named_errors():
-            return AutoTokenizer.from_pretrained(**self._where())  # type: ignore[no-any-return]
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**self._where())
+        return tokenizer
 
     def load_config(self) -> PretrainedConfig:
         """Return the config that lies beside the weights."""
         with self._named_errors():
-            return AutoConfig.from_pretrained(**self._where())  # type: ignore[no-any-return]
+            config: PretrainedConfig = AutoConfig.from_pretrained(**self._where())
+        return config
 
     def load_model(self, config: PretrainedConfig) -> PreTrainedModel:
         """Return the model with its pretrained weights."""
@@ -80,7 +82,7 @@ class PretrainedCausalLM(CausalLMSource):
             ) from error
 
 
-def _forget_quantization(model: PreTrainedModel) -> None:
+def _forget_quantization(model: Any) -> None:
     # The weights are plain numbers now; with the marks of quantization left they could not be saved
     model.hf_quantizer = None
     model.is_quantized = False
