@@ -92,7 +92,7 @@ def kl_k3(
     """
     difference = ref_log_probs - log_probs
     bounded = difference.clamp(max=K3_TANGENT_FROM)
-    beyond = difference - bounded
+    beyond = (difference - K3_TANGENT_FROM).relu()
     return torch.expm1(bounded) + math.exp(K3_TANGENT_FROM) * beyond - difference
 
 

@@ -1,0 +1,251 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lit_rl.functional import response_hidden, token_log_probs_and_entropy
+
+ROLLOUTS, TOKENS, HIDDEN, VOCAB = 4, 6, 3, 40
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the number of elements of every tensor that any operation makes, and of logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+        self.vocabulary_rows = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+                if tensor.shape[-1:] == (VOCAB,) and tensor.shape != (HIDDEN, VOCAB):
+                    self.vocabulary_rows = max(self.vocabulary_rows, tensor.numel() // VOCAB)
+        return result
+
+
+class CountingHead(nn.Module):
+    """A linear head that notes how many rows each call had."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+        self.rows = []
+
+    def forward(self, hidden):
+        self.rows.append(hidden.shape[0])
+        return self.linear(hidden)
+
+
+@pytest.fixture
+def problem():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROLLOUTS, TOKENS, HIDDEN, generator=generator, dtype=torch.float64)
+    targets = torch.randint(VOCAB, (ROLLOUTS, TOKENS), generator=generator)
+    lengths = torch.tensor([6, 0, 2, 5])
+    head = nn.Linear(HIDDEN, VOCAB, dtype=torch.float64)
+    return hidden, targets, torch.arange(TOKENS) < lengths[:, None], head
+
+
+def naive(hidden, head, targets, mask, temperature):
+    log_probs = (head(hidden) / temperature).log_softmax(dim=-1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return log_probs.gather(-1, targets[..., None])[..., 0] * mask, entropy * mask
+
+
+def gradients(outputs, hidden, head):
+    """Of a sum that weighs every output differently."""
+    weights = torch.linspace(0.5, 2.0, ROLLOUTS * TOKENS, dtype=torch.float64)
+    log_probs, entropy = (output.flatten() @ weights for output in outputs)
+    return torch.autograd.grad(log_probs - 0.7 * entropy, [hidden, *head.parameters()])
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 5, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_are_those_of_the_full_computation(problem, chunk_tokens, temperature):
+    hidden, targets, mask, head = problem
+    hidden.requires_grad_()
+    outputs = token_log_probs_and_entropy(
+        hidden,
+        head,
+        targets,
+        mask=mask,
+        temperature=temperature,
+        chunk_logits=chunk_tokens * VOCAB,
+    )
+    expected = naive(hidden, head, targets, mask, temperature)
+
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(gradients(outputs, hidden, head), gradients(expected, hidden, head))
+
+
+def test_the_logits_of_all_tokens_never_exist(problem):
+    hidden, targets, mask, head = problem
+    head = CountingHead(head)
+    hidden.requires_grad_()
+    chunk_tokens = 4
+    with LargestTensor() as largest:
+        outputs = token_log_probs_and_entropy(
+            hidden, head, targets, mask=mask, temperature=1.0, chunk_logits=chunk_tokens * VOCAB
+        )
+        gradients(outputs, hidden, head)
+
+    assert largest.vocabulary_rows == chunk_tokens
+    assert largest.elements == chunk_tokens * VOCAB < ROLLOUTS * TOKENS * VOCAB
+    # 13 valid tokens: one row to learn the vocabulary, then 4, 4, 4, 1, and the same in backward.
+    assert head.rows[0] == 1
+    assert sorted(head.rows[1:]) == [1, 1, 4, 4, 4, 4, 4, 4]
+
+
+def test_nothing_is_kept_for_backward_that_is_as_large_as_a_chunk_of_logits(problem):
+    hidden, targets, mask, head = problem
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.numel()) or t, lambda t: t
+    ):
+        token_log_probs_and_entropy(
+            hidden.requires_grad_(),
+            head,
+            targets,
+            mask=mask,
+            temperature=1.0,
+            chunk_logits=4 * VOCAB,
+        )
+    assert max(kept) < 4 * VOCAB
+
+
+def test_without_gradient_the_head_runs_once_per_chunk(problem):
+    hidden, targets, mask, head = problem
+    head = CountingHead(head)
+    with torch.no_grad():
+        log_probs, entropy = token_log_probs_and_entropy(
+            hidden, head, targets, mask=mask, temperature=1.0, chunk_logits=5 * VOCAB
+        )
+    assert head.rows == [1, 5, 5, 3]
+    torch.testing.assert_close((log_probs, entropy), naive(hidden, head.linear, targets, mask, 1.0))
+
+
+def test_a_vocabulary_above_the_chunk_size_goes_token_by_token(problem):
+    hidden, targets, mask, head = problem
+    head = CountingHead(head)
+    with torch.no_grad():
+        token_log_probs_and_entropy(
+            hidden, head, targets, mask=mask, temperature=1.0, chunk_logits=VOCAB - 1
+        )
+    assert set(head.rows) == {1}
+
+
+def test_masked_positions_change_nothing_and_get_no_gradient(problem):
+    hidden, targets, mask, head = problem
+    dirty_hidden = torch.where(mask[..., None], hidden, torch.nan).requires_grad_()
+    dirty_targets = torch.where(mask, targets, -100)
+    hidden.requires_grad_()
+    outputs, dirty_outputs = (
+        token_log_probs_and_entropy(states, head, ids, mask=mask, temperature=1.0)
+        for states, ids in ((hidden, targets), (dirty_hidden, dirty_targets))
+    )
+    for output, dirty in zip(outputs, dirty_outputs, strict=True):
+        assert torch.equal(output, dirty)
+        assert (dirty[~mask] == 0).all()
+    clean_gradients = gradients(outputs, hidden, head)
+    dirty_gradients = gradients(dirty_outputs, dirty_hidden, head)
+    for clean, dirty in zip(clean_gradients, dirty_gradients, strict=True):
+        assert torch.equal(clean, dirty)
+    assert (dirty_gradients[0][~mask] == 0).all()
+
+
+def test_a_batch_in_which_nothing_counts_has_zeros_and_a_zero_gradient(problem):
+    hidden, targets, mask, head = problem
+    nothing = torch.zeros_like(mask)
+    log_probs, entropy = token_log_probs_and_entropy(
+        hidden.requires_grad_(), head, targets, mask=nothing, temperature=1.0
+    )
+    assert log_probs.eq(0).all()
+    assert entropy.eq(0).all()
+    # Every rank takes part in the reduction of gradients, one without tokens too.
+    (log_probs + entropy).sum().backward()
+    assert head.weight.grad.eq(0).all()
+
+
+def test_temperature_divides_the_logits():
+    # softmax([2, 0])[0] = 0.880797, log -0.126928; without the temperature it would be -0.313262.
+    log_probs, entropy = token_log_probs_and_entropy(
+        torch.tensor([[[1.0, 0.0]]]),
+        nn.Identity(),
+        torch.tensor([[0]]),
+        mask=torch.tensor([[True]]),
+        temperature=0.5,
+    )
+    torch.testing.assert_close(log_probs, torch.tensor([[-0.126928]]))
+    # 0.880797 * 0.126928 + 0.119203 * 2.126928
+    torch.testing.assert_close(entropy, torch.tensor([[0.365334]]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, torch.nan])
+def test_a_temperature_that_is_not_above_zero_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        token_log_probs_and_entropy(
+            torch.zeros(1, 1, 2),
+            nn.Identity(),
+            torch.tensor([[0]]),
+            mask=torch.tensor([[True]]),
+            temperature=temperature,
+        )
+
+
+def test_a_uniform_distribution_has_the_entropy_log_vocabulary():
+    log_probs, entropy = token_log_probs_and_entropy(
+        torch.zeros(1, 1, 50),
+        nn.Identity(),
+        torch.tensor([[7]]),
+        mask=torch.tensor([[True]]),
+        temperature=1.3,
+    )
+    torch.testing.assert_close(entropy, torch.tensor([[50.0]]).log())
+    torch.testing.assert_close(log_probs, -entropy)
+
+
+def test_a_bfloat16_model_has_its_softmax_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(1, 3, 50_000, generator=generator).bfloat16()
+    targets = torch.tensor([[0, 1, 2]])
+    mask = torch.tensor([[True, True, True]])
+    log_probs, entropy = token_log_probs_and_entropy(
+        logits, nn.Identity(), targets, mask=mask, temperature=1.0
+    )
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    exact = naive(logits.double(), nn.Identity(), targets, mask, 1.0)
+    torch.testing.assert_close(log_probs, exact[0].float(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(entropy, exact[1].float(), rtol=0, atol=1e-4)
+    # What a softmax in bfloat16 says instead.
+    rounded = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    assert (rounded.float() - exact[0]).abs().max() > 1e-2
+
+
+def test_the_response_is_predicted_from_one_position_before_it():
+    # Prompt [a, b], response [c, d, e]: b predicts c, c predicts d, d predicts e.
+    hidden = torch.tensor([[[10.0], [11.0], [12.0], [13.0], [14.0]]])
+    assert response_hidden(hidden, num_tokens=3).flatten().tolist() == [11.0, 12.0, 13.0]
+
+
+def test_every_response_token_has_a_log_prob_the_last_one_included():
+    # A head that predicts, from the position of a token, the one after it, with certainty.
+    ids = torch.tensor([[4, 2, 3, 0]])
+    next_ids = ids.roll(-1, dims=1)
+    hidden = 50.0 * nn.functional.one_hot(next_ids, 5).float()
+    log_probs, _ = token_log_probs_and_entropy(
+        response_hidden(hidden, num_tokens=2),
+        nn.Identity(),
+        ids[:, 2:],
+        mask=torch.tensor([[True, True]]),
+        temperature=1.0,
+    )
+    torch.testing.assert_close(log_probs, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("num_tokens", [5, 6, -1])
+def test_a_response_without_a_prompt_position_is_refused(num_tokens):
+    with pytest.raises(ValueError, match="last prompt position"):
+        response_hidden(torch.zeros(1, 5, 2), num_tokens=num_tokens)
