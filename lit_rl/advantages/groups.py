@@ -1,6 +1,7 @@
 """What the group estimators share: rows of one prompt form a group, and groups never mix."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -48,6 +49,8 @@ class GroupEstimator(AdvantageEstimator):
     A rollout that is missing its reward, or of which no token counts, is not in its group: it moves
     no baseline and has advantage 0. So has a rollout that is left alone in its group.
     """
+
+    min_group_size: ClassVar[int] = 2
 
     @abstractmethod
     def per_rollout(
