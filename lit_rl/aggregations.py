@@ -8,6 +8,7 @@ those of all ranks, and the sum over ranks is the loss.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -15,8 +16,7 @@ from torch import Tensor
 from lit_rl.functional import masked_mean, masked_sum
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(NamedTuple):
     """What one optimizer step counts, over all its micro-batches and ranks.
 
     Attributes:
