@@ -1,5 +1,6 @@
 import pytest
 import torch
+from jaxtyping import config
 
 from lit_rl.aggregations import TokenMean, Totals
 from lit_rl.kl_penalties import KLInLoss, KLInReward
@@ -85,6 +86,15 @@ def test_k1_in_the_loss_is_refused_without_the_unbiased_gradient():
     assert kl.loss(LOG_PROBS, REF_LOG_PROBS, MASK).tolist() == [[1.0, -0.5, 0.0]]
 
 
+@pytest.fixture
+def without_type_checks():
+    """As outside the tests, where annotations are not enforced."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize("penalty", [KLInLoss, KLInReward])
 def test_an_unknown_estimator_is_refused_with_the_known_ones(penalty):
     with pytest.raises(ValueError, match="'k4' is unknown; choose one of k1, k2, k3, abs"):
