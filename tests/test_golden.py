@@ -1,0 +1,190 @@
+"""Values and gradients against numbers that another library computed in float64.
+
+`LIT_RL_GOLDEN` names another file of the same form. verl adds 1e-8 to some counts and we add
+nothing, which is why the tolerance is 1e-7.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_rl.advantages import group_centered, group_normalized, leave_one_out
+from lit_rl.aggregations import (
+    FixedLength,
+    SequenceMean,
+    SequenceSum,
+    TokenMean,
+    TokenSum,
+    Totals,
+)
+from lit_rl.functional import (
+    kl_abs,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    masked_mean,
+    token_log_probs_and_entropy,
+    unbiased_gradient,
+)
+from lit_rl.policy_losses import binding_clips, clipped_surrogate
+
+FILE = Path(os.environ.get("LIT_RL_GOLDEN", Path(__file__).parent / "golden" / "verl-0.9.1.json"))
+CASES = json.loads(FILE.read_text())["cases"]
+
+COVERED = {"aggregate", "entropy", "grpo", "kl", "policy_loss/vanilla", "rloo"}
+NOT_YET_COVERED = {
+    "adaptive_kl",
+    "gae",
+    "opo",
+    "policy_loss/cispo",
+    "policy_loss/geo_mean",
+    "policy_loss/gpg",
+    "policy_loss/gspo",
+    "policy_loss/sapo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "value_loss",
+}
+
+KL_ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3, "abs": kl_abs}
+LARGEST_KL_OF_VERL = 10.0
+
+
+def cases_of(kind):
+    """Parametrize over the cases of a kind, named by position in the file and parameters."""
+    chosen = [(number, case) for number, case in enumerate(CASES) if case["kind"] == kind]
+    ids = []
+    for number, case in chosen:
+        params = [str(value) for name, value in case["params"].items() if name != "note"]
+        ids.append("-".join([str(number), *params]))
+    return pytest.mark.parametrize("case", [case for _, case in chosen], ids=ids)
+
+
+def float64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def inputs_of(case):
+    """The inputs as float64 tensors, the mask as booleans."""
+    inputs = {name: float64(values) for name, values in case["inputs"].items()}
+    if "mask" in inputs:
+        inputs["mask"] = inputs["mask"].bool()
+    return inputs
+
+
+def aggregation_of(params):
+    """Our aggregation for a name of verl's."""
+    match params["aggregation"]:
+        case "token-mean":
+            return TokenMean()
+        case "token-sum":
+            return TokenSum()
+        case "seq-mean-token-mean":
+            return SequenceMean()
+        case "seq-mean-token-sum":
+            return SequenceSum()
+        case "seq-mean-token-sum-norm":
+            return FixedLength(length=params["normalizer"])
+        case name:
+            raise ValueError(f"no aggregation is known for {name}")
+
+
+def assert_golden(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7)
+
+
+def test_every_kind_of_case_is_covered_or_known_to_come():
+    assert not COVERED & NOT_YET_COVERED
+    assert {case["kind"] for case in CASES} <= COVERED | NOT_YET_COVERED
+
+
+@cases_of("aggregate")
+def test_aggregations(case):
+    inputs = inputs_of(case)
+    totals = Totals.of(inputs["mask"])
+    loss = aggregation_of(case["params"])(inputs["losses"], inputs["mask"], totals)
+    assert_golden(loss, float64(case["outputs"]["loss"]))
+
+
+@cases_of("kl")
+def test_kl_estimators(case):
+    inputs, outputs, name = inputs_of(case), case["outputs"], case["params"]["estimator"]
+    estimator = KL_ESTIMATORS[name.removesuffix("+")]
+    if name.endswith("+"):
+        estimator = unbiased_gradient(estimator)
+    log_probs = inputs["logprobs"].requires_grad_()
+    kl = estimator(log_probs, inputs["ref_logprobs"])
+    kl.sum().backward()
+
+    golden, gradient = float64(outputs["kl"]), float64(outputs["grad_logprobs_of_sum"])
+    # We differ above 10: verl cuts k3 off there, and with it the gradient back to the reference.
+    alike = (kl.detach() < LARGEST_KL_OF_VERL) | (not name.startswith("k3"))
+    assert_golden(kl.detach()[alike], golden[alike])
+    assert_golden(log_probs.grad[alike], gradient[alike])
+    assert golden[~alike].eq(LARGEST_KL_OF_VERL).all()
+
+
+@cases_of("entropy")
+def test_entropy(case):
+    logits = inputs_of(case)["logits"]
+    targets = logits.argmax(dim=-1)
+    mask = torch.ones_like(targets, dtype=torch.bool)
+    _, entropy = token_log_probs_and_entropy(
+        logits, torch.nn.Identity(), targets, mask=mask, temperature=1.0
+    )
+    assert_golden(entropy, float64(case["outputs"]["entropy"]))
+
+
+def assert_group_advantages(case, estimator):
+    """Compare `estimator(rewards, group_size, valid=...)`, the rows of a group made contiguous."""
+    inputs = inputs_of(case)
+    groups, sizes = inputs["group"].unique(return_counts=True)
+    assert sizes.eq(sizes[0]).all(), f"our groups have one size, these have {sizes.tolist()}"
+    by_group = inputs["group"].argsort(stable=True)
+    mask, rewards = inputs["mask"][by_group], inputs["scores"][by_group]
+    advantages = estimator(rewards, len(rewards) // len(groups), valid=mask.any(dim=1))
+    golden = float64(case["outputs"]["advantages"])
+    assert_golden(advantages[:, None] * mask, golden[by_group])
+
+
+@cases_of("grpo")
+def test_group_mean_and_deviation(case):
+    params = case["params"]
+    assert params["ddof"] == 1
+
+    def normalized(rewards, group_size, *, valid):
+        return group_normalized(rewards, group_size, valid=valid, epsilon=params["eps"])
+
+    assert_group_advantages(case, normalized if params["scale_by_std"] else group_centered)
+
+
+@cases_of("rloo")
+def test_leave_one_out(case):
+    assert_group_advantages(case, leave_one_out)
+
+
+@cases_of("policy_loss/vanilla")
+def test_clipped_surrogate(case):
+    inputs, outputs, params = inputs_of(case), case["outputs"], case["params"]
+    mask, log_probs = inputs["mask"], inputs["logprobs"].requires_grad_()
+    tokens = (log_probs, inputs["old_logprobs"], inputs["advantages"], mask)
+    clips = {name: params[name] for name in ("clip_low", "clip_high", "dual_clip")}
+
+    per_token = clipped_surrogate(*tokens, **clips)
+    loss = aggregation_of(params)(per_token, mask, Totals.of(mask))
+    loss.backward()
+    assert_golden(loss.detach(), float64(outputs["loss"]))
+    assert_golden(log_probs.grad, float64(outputs["grad_logprobs"]))
+
+    # verl's one fraction is our low and high side together.
+    binding = {name: flag.double() for name, flag in binding_clips(*tokens, **clips).items()}
+    assert_golden(
+        masked_mean(binding["low"] + binding["high"], mask), float64(outputs["pg_clipfrac"])
+    )
+    assert_golden(masked_mean(binding["dual"], mask), float64(outputs["pg_clipfrac_lower"]))
+    old_to_new = kl_k1(inputs["old_logprobs"], log_probs.detach())
+    assert_golden(masked_mean(old_to_new, mask), float64(outputs["ppo_kl"]))
