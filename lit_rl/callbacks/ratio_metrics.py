@@ -78,8 +78,8 @@ class RatioMetrics(RLCallback):
         if difference > self.max_difference and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"log-probs of the sampler and of the trainer differ by up to {difference:.3g} nats "
-                "for the same tokens and weights: ratios are then wrong from the first update on. "
-                "Look for other precision, temperature or attention in the generator, or set "
-                "old_log_probs to 'recomputed'"
+                f"log-probs of the sampler and of the trainer differ by up to {difference:.3g} "
+                "nats for the same tokens and weights: they do not see the same policy. Look for "
+                "another precision, temperature or attention in the generator; old_log_probs "
+                "recomputed keeps the difference out of the ratios"
             )

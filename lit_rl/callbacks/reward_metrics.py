@@ -15,6 +15,7 @@ from lit_rl.functional import kl_k1, kl_k3
 from lit_rl.types import Experience, ScoredRollout, Update
 
 NAMES = ("reward", "missing", "zero_std_group", "length", "truncated", "entropy", "k1", "k3")
+OWN_NAMES = {"mean", "std", "missing_fraction", "zero_std_group_fraction"}
 NEGATIVE_KL = -0.05
 """Mean KL to the reference, in nats per token, that no sampling error explains."""
 
@@ -60,6 +61,11 @@ class RewardMetrics(RLCallback):
     ) -> None:
         """Begin the statistics of an iteration and take in its responses."""
         self._parts = tuple(scored.reward_parts)
+        if clash := OWN_NAMES & set(self._parts):
+            raise ValueError(
+                f"a reward is called {sorted(clash)}, but reward/{min(clash)} is a metric of all "
+                f"rewards: call it otherwise, such as {min(clash)}_reward"
+            )
         names = (*NAMES, *(f"part {name}" for name in self._parts))
         statistics = self._statistics = Statistics(names, scored.mask.device)
         statistics.update("reward", scored.rewards[~scored.missing])
@@ -92,36 +98,38 @@ class RewardMetrics(RLCallback):
         values["response/length_max"] = of["length"].maximum
         values["response/truncated_fraction"] = of["truncated"].mean
         values["policy/entropy"] = of["entropy"].mean
-        if module.has_reference:
+        if module.uses_reference:
             values["kl/reference_k1"] = of["k1"].mean
             values["kl/reference_k3"] = of["k3"].mean
         module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
         self._warn(of)
 
     def _warn(self, of: Mapping[str, Summary]) -> None:
-        if of["truncated"].mean == 1:
-            self._warn_once(
-                "every response was cut off at the limit, so no reward may ever see a finished "
-                "answer: raise max_new_tokens, or look whether the policy can produce an end token"
-            )
         silent = of["zero_std_group"].mean == 1
         self._silent_iterations = self._silent_iterations + 1 if silent else 0
-        if self._silent_iterations >= self.patience:
-            self._warn_once(
-                f"for {self.patience} iterations in a row all rewards within each group were "
-                "equal: group advantages are then 0 and nothing is learnt. Look at samples.jsonl: "
-                "the task may be too hard or too easy, or the reward may read the answer wrongly"
-            )
         kl = of["k1"]
-        if kl.mean < NEGATIVE_KL - 3 * kl.standard_error:
-            self._warn_once(
-                f"the mean of log_probs - ref_log_probs is {kl.mean:.3g} nats per token, but a KL "
-                "is not negative: responses were not drawn from the policy as it is trained. "
-                "Look for top-k, top-p, min-p, min_new_tokens or another temperature in sampling"
-            )
+        self._warn_once(
+            "truncated",
+            of["truncated"].mean == 1,
+            "every response was cut off at the limit, so no reward may ever see a finished answer: "
+            "raise max_new_tokens, or look whether the policy can produce an end token",
+        )
+        self._warn_once(
+            "silent",
+            self._silent_iterations >= self.patience,
+            f"for {self.patience} iterations in a row all rewards within each group were equal: "
+            "group advantages are then 0 and nothing is learnt. Look at the samples: the task may "
+            "be too hard or too easy, or the reward may read the answer wrongly",
+        )
+        self._warn_once(
+            "negative",
+            kl.mean < NEGATIVE_KL - 3 * kl.standard_error,
+            f"the mean of log_probs - ref_log_probs is {kl.mean:.3g} nats per token, but a KL is "
+            "not negative: responses were not drawn from the policy as it is trained. Look for "
+            "top-k, top-p, min-p, min_new_tokens or a forced token in sampling",
+        )
 
-    def _warn_once(self, message: str) -> None:
-        about = message[:20]
-        if about not in self._warned:
+    def _warn_once(self, about: str, condition: bool, message: str) -> None:
+        if condition and about not in self._warned:
             self._warned.add(about)
             rank_zero_warn(message)

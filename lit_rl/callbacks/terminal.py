@@ -22,9 +22,7 @@ def visible(text: str) -> str:
         a\nb \x1b[2J \u202e
     """
     return "".join(
-        character
-        if character.isprintable()
-        else character.encode("unicode_escape").decode("ascii")
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text
     )
 

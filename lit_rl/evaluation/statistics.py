@@ -84,7 +84,7 @@ class Statistics(Metric):
             values: any number of them, in any shape. A NaN is kept and shows in the result.
         """
         index = self.names.index(name)
-        values = values.detach().flatten().to(self.total.dtype)
+        values = values.detach().flatten().to(self.total)
         if not len(values):
             return
         self.count[index] += len(values)

@@ -1,0 +1,27 @@
+"""What happens around an iteration: metrics, samples, checkpoints, export, progress."""
+
+from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
+from lit_rl.callbacks.iteration_checkpoint import IterationCheckpoint
+from lit_rl.callbacks.iteration_progress_bar import IterationProgressBar
+from lit_rl.callbacks.learning_curve import LearningCurve
+from lit_rl.callbacks.ratio_metrics import RatioMetrics
+from lit_rl.callbacks.response_writer import ResponseWriter
+from lit_rl.callbacks.reward_metrics import RewardMetrics
+from lit_rl.callbacks.run_summary import RunSummary
+from lit_rl.callbacks.sample_log import SampleLog
+from lit_rl.callbacks.throughput import Throughput
+
+__all__ = [
+    "HuggingFaceExport",
+    "IterationCheckpoint",
+    "IterationProgressBar",
+    "LearningCurve",
+    "RLCallback",
+    "RatioMetrics",
+    "ResponseWriter",
+    "RewardMetrics",
+    "RunSummary",
+    "SampleLog",
+    "Throughput",
+]

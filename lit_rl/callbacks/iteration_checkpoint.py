@@ -1,0 +1,115 @@
+"""Checkpoints by the number of iterations."""
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+
+class IterationCheckpoint(ModelCheckpoint):
+    """Writes a checkpoint every n iterations, and `last.ckpt` at the end of training.
+
+    Lightning's own `every_n_train_steps` counts optimizer steps, of which an iteration has several.
+
+    Without `monitor` a checkpoint is written at the end of the iteration. With `monitor` it waits
+    for the next validation, so the metric that ranks it was measured on the very weights that it
+    holds. Monitor metrics of validation: a training metric such as `reward/mean` belongs to the
+    weights before the updates of its iteration.
+
+    Args:
+        every_n_iterations: iterations from one checkpoint to the next.
+        monitor: the validation metric that ranks checkpoints, such as val/greedy_accuracy; null
+            ranks by time.
+        mode: whether a larger (max) or a smaller (min) metric is better.
+        save_top_k: how many of the best checkpoints stay; -1 for all. Without `monitor` only the
+            newest (1), all (-1) or none (0).
+        save_last: keep `last.ckpt` beside them, which is always the newest.
+        filename: name of the files; {iteration} and the names of metrics are filled in.
+        dirpath: folder of the files; null: `checkpoints` in the run folder.
+    """
+
+    def __init__(
+        self,
+        every_n_iterations: int = 1,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] = "max",
+        save_top_k: int = 1,
+        save_last: bool = True,
+        filename: str = "iteration={iteration:d}",
+        dirpath: str | None = None,
+    ) -> None:
+        if every_n_iterations < 1:
+            raise ValueError(
+                f"every_n_iterations is {every_n_iterations}, must be at least 1; leave the "
+                "callback out for no checkpoints"
+            )
+        super().__init__(
+            dirpath=dirpath,
+            filename=filename,
+            monitor=monitor,
+            mode=mode,
+            save_top_k=save_top_k,
+            save_last=save_last,
+            auto_insert_metric_name=False,
+            every_n_epochs=0,
+        )
+        self.every_n_iterations = every_n_iterations
+        self._due = False
+        self._measured_iteration = -1
+        self._saved_iteration = -1
+
+    @property
+    def state_key(self) -> str:
+        """The name of this callback's state in a checkpoint."""
+        return self._generate_state_key(
+            monitor=self.monitor, mode=self.mode, every_n_iterations=self.every_n_iterations
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on ranking the checkpoints of the same folder; a new folder begins anew."""
+        if state_dict["dirpath"] == self.dirpath:
+            super().load_state_dict(state_dict)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Take what a run starts from as saved."""
+        super().on_train_start(trainer, pl_module)
+        self._saved_iteration = pl_module.iteration
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write a checkpoint every n iterations, unless it waits for a metric."""
+        self._due |= pl_module.iteration % self.every_n_iterations == 0
+        if self._due and self.monitor is None:
+            self._save(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Do nothing: iterations count, not epochs."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Write the checkpoint that waits for a metric."""
+        self._measured_iteration = pl_module.iteration
+        if self._due:
+            self._save(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Write the weights at the end of training, where they are in no checkpoint yet."""
+        if self._saved_iteration != pl_module.iteration:
+            self._save(trainer, pl_module)
+
+    def _save(self, trainer: Trainer, module: Any) -> None:
+        self._due = False
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        self._saved_iteration = module.iteration
+        candidates = self._monitor_candidates(trainer)
+        if self.monitor is None or self._measured_iteration == module.iteration:
+            self._save_topk_checkpoint(trainer, candidates)
+        self._save_last_checkpoint(trainer, candidates)
+
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+        module: Any = trainer.lightning_module
+        candidates = super()._monitor_candidates(trainer)
+        return candidates | {"iteration": torch.tensor(module.iteration)}

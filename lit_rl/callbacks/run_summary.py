@@ -1,0 +1,89 @@
+"""What a run has learnt, in a few lines at its end."""
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from rich.table import Table
+
+from lit_rl.callbacks.held_out import held_out_metrics, held_out_names, with_standard_error
+from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
+from lit_rl.callbacks.learning_curve import LearningCurve
+from lit_rl.callbacks.sample_log import sample_table
+from lit_rl.callbacks.terminal import console
+
+
+class RunSummary(Callback):
+    """Prints held-out metrics before and after training, some responses, and where everything is.
+
+    "Before" is the first validation of the run, also of one that was resumed.
+
+    Args:
+        num_samples: responses to held-out prompts that are shown.
+    """
+
+    def __init__(self, num_samples: int = 3) -> None:
+        self.num_samples = num_samples
+        self.before: dict[str, float] = {}
+        self.after: dict[str, float] = {}
+        self._start = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._start = perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the first and the last held-out metrics."""
+        self.after = held_out_metrics(trainer)
+        self.before = self.before or self.after
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Print the summary."""
+        if not trainer.is_global_zero:
+            return
+        seconds = perf_counter() - self._start
+        samples = pl_module.validation_samples[: self.num_samples]
+        if self.after:
+            console().print(metrics_table(self.before, self.after))
+        if samples:
+            console().print(sample_table("held-out prompts, greedy, after training", samples))
+        lines = {"iterations": str(pl_module.iteration), "seconds": f"{seconds:.1f}"}
+        for name, value in (lines | _paths(trainer)).items():
+            console().print(f"{name}: {value}", soft_wrap=True, markup=False, highlight=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics before training."""
+        return {"before": dict(self.before)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the metrics from before the first of the runs."""
+        self.before = dict(state_dict["before"])
+
+
+def metrics_table(before: Mapping[str, float], after: Mapping[str, float]) -> Table:
+    """Return held-out metrics before and after training, with standard errors where known.
+
+    Args:
+        before: metrics by name; a standard error has the name of its metric and a suffix.
+        after: the same later.
+    """
+    table = Table(title="held-out prompts", title_justify="left")
+    for column, justify in (("metric", "left"), ("before", "right"), ("after", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for name in held_out_names(after):
+        table.add_row(name, with_standard_error(before, name), with_standard_error(after, name))
+    return table
+
+
+def _paths(trainer: Trainer) -> dict[str, str]:
+    paths = {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LearningCurve):
+            paths["curve"] = str(callback.path)
+        if isinstance(callback, HuggingFaceExport):
+            paths["export"] = str(callback.path)
+        if isinstance(callback, ModelCheckpoint):
+            paths["checkpoint"] = callback.last_model_path or callback.best_model_path
+    return {name: path for name, path in paths.items() if path}
