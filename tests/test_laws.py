@@ -1,0 +1,375 @@
+"""What every estimator, policy loss, aggregation and KL penalty obeys.
+
+The classes are found, not listed: one that is written tomorrow in its package is tested by these
+laws tomorrow. Only a class with required arguments, or with settings worth testing beside its
+defaults, needs an entry in `SETTINGS`.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from lit_rl import advantages, policy_losses
+from lit_rl.advantages import AdvantageEstimator, GroupEstimator
+from lit_rl.aggregations import Aggregation, FixedLength, Totals
+from lit_rl.kl_penalties import KLInLoss, KLInReward, KLPenalty
+from lit_rl.policy_losses import ClippedSurrogate, PolicyLoss
+from lit_rl.types import Experience, ScoredRollout
+
+# How a class is constructed; one that is not named here is constructed without arguments.
+SETTINGS = {
+    ClippedSurrogate: [{}, {"clip_high": 0.28}, {"dual_clip": 1.5}],
+    FixedLength: [{"length": 8}],
+    KLInLoss: [
+        {"estimator": "k1", "unbiased_gradient": True},
+        {"estimator": "k2"},
+        {"estimator": "k3"},
+        {"estimator": "k3", "unbiased_gradient": True},
+        {"estimator": "abs"},
+    ],
+    KLInReward: [{"estimator": name} for name in ("k1", "k2", "k3", "abs")],
+}
+
+# Three prompts with four responses each. In the second group one is empty and one is missing.
+GROUP_SIZE = 4
+LENGTHS = torch.tensor([5, 2, 1, 3, 0, 4, 3, 5, 5, 5, 2, 1])
+ROLLOUTS, TOKENS = len(LENGTHS), 5
+MASK = torch.arange(TOKENS) < LENGTHS[:, None]
+MISSING = torch.arange(ROLLOUTS) == 6
+
+# How the rows of a step may be cut into micro-batches, in any order.
+SPLITS = [
+    [[row] for row in range(ROLLOUTS)],
+    [[11, 0, 5], [4], [1, 2, 3, 6, 7, 8, 9, 10]],
+    [[3, 2, 1, 0, 7, 6], [5, 4, 11, 10, 9, 8]],
+]
+# What may stand where the mask is False.
+over_anything = pytest.mark.parametrize("anything", [torch.nan, torch.inf, -torch.inf, 1e3])
+
+
+def concrete_subclasses(base):
+    """Subclasses and theirs, without abstract ones and without the toys of other tests."""
+    found = set()
+    for subclass in base.__subclasses__():
+        found |= concrete_subclasses(subclass)
+        if subclass.__module__.startswith("lit_rl.") and not inspect.isabstract(subclass):
+            found.add(subclass)
+    return found
+
+
+def members(base):
+    """Every concrete subclass of `base` under each of its settings, as parameters of a fixture."""
+    return [
+        pytest.param((cls, settings), id="-".join([cls.__name__, *map(str, settings.values())]))
+        for cls in sorted(concrete_subclasses(base), key=lambda cls: cls.__name__)
+        for settings in SETTINGS.get(cls, [{}])
+    ]
+
+
+def constructed(cls, settings):
+    try:
+        return cls(**settings)
+    except TypeError as error:
+        pytest.fail(
+            f"{cls.__name__} cannot be constructed from {settings}: {error}. "
+            f"Add an entry for {cls.__name__} to SETTINGS in {__file__}"
+        )
+
+
+# A class counts from the moment its file exists, before the package re-exports it.
+for package in (advantages, policy_losses):
+    for module in pkgutil.iter_modules(package.__path__, prefix=f"{package.__name__}."):
+        importlib.import_module(module.name)
+
+
+@pytest.fixture(params=members(AdvantageEstimator))
+def estimator(request):
+    return constructed(*request.param)
+
+
+@pytest.fixture(params=members(GroupEstimator))
+def group_estimator(request):
+    return constructed(*request.param)
+
+
+@pytest.fixture(params=members(PolicyLoss))
+def policy_loss(request):
+    return constructed(*request.param)
+
+
+@pytest.fixture(params=members(Aggregation))
+def aggregation(request):
+    return constructed(*request.param)
+
+
+@pytest.fixture(params=members(KLPenalty))
+def penalty(request):
+    return constructed(*request.param)
+
+
+def normal(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def log_probs_near_the_old_ones():
+    """With ratios on both sides of every clip."""
+    return experience().old_log_probs + 0.5 * normal(ROLLOUTS, TOKENS, seed=1)
+
+
+def experience():
+    """With advantages that are the same for each token of a response."""
+    return Experience(
+        prompt_ids=torch.ones(ROLLOUTS, 1, dtype=torch.long),
+        prompt_mask=torch.ones(ROLLOUTS, 1, dtype=torch.bool),
+        response_ids=torch.zeros(ROLLOUTS, TOKENS, dtype=torch.long),
+        mask=MASK,
+        sampler_log_probs=torch.where(MASK, -normal(ROLLOUTS, TOKENS, seed=2).abs(), 0.0),
+        advantages=torch.where(MASK, normal(ROLLOUTS, 1, seed=3), 0.0),
+        old_log_probs=torch.where(MASK, -normal(ROLLOUTS, TOKENS, seed=4).abs(), 0.0),
+        ref_log_probs=torch.where(MASK, -normal(ROLLOUTS, TOKENS, seed=5).abs(), 0.0),
+    )
+
+
+def scored_rollout():
+    rewards = torch.where(MISSING, 0.0, normal(ROLLOUTS, seed=6))
+    names = tuple(str(row) for row in range(ROLLOUTS))
+    return ScoredRollout(
+        prompt_ids=torch.ones(ROLLOUTS, 1, dtype=torch.long),
+        prompt_mask=torch.ones(ROLLOUTS, 1, dtype=torch.bool),
+        response_ids=torch.zeros(ROLLOUTS, TOKENS, dtype=torch.long),
+        mask=MASK,
+        sampler_log_probs=experience().sampler_log_probs,
+        finished=torch.ones(ROLLOUTS, dtype=torch.bool),
+        prompts=names,
+        responses=names,
+        answers=names,
+        columns={},
+        group_size=GROUP_SIZE,
+        rewards=rewards,
+        reward_parts={"reward": torch.where(MISSING, torch.nan, rewards)},
+        missing=MISSING,
+    )
+
+
+def gradient_of(function, log_probs):
+    """Value of `function(log_probs)`, and the gradient of its sum."""
+    log_probs = log_probs.clone().requires_grad_()
+    value = function(log_probs)
+    if not value.requires_grad:
+        return value, torch.zeros_like(log_probs)
+    (gradient,) = torch.autograd.grad(value.sum(), log_probs)
+    return value.detach(), gradient
+
+
+def filled(tensor, anything):
+    """`tensor` with `anything` at the positions that do not count."""
+    return torch.where(MASK, tensor, anything)
+
+
+# The classes are found.
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [
+        (AdvantageEstimator, {"GroupCentered", "GroupNormalized", "LeaveOneOut"}),
+        (PolicyLoss, {"ClippedSurrogate"}),
+        (Aggregation, {"FixedLength", "SequenceMean", "SequenceSum", "TokenMean", "TokenSum"}),
+        (KLPenalty, {"KLInLoss", "KLInReward"}),
+    ],
+)
+def test_the_laws_hold_for_the_subclasses_of_subclasses_too(base, names):
+    assert names <= {cls.__name__ for cls in concrete_subclasses(base)}
+
+
+def test_a_class_that_cannot_be_constructed_says_where_to_add_its_arguments():
+    @dataclass
+    class Halved:
+        length: int
+
+    with pytest.raises(pytest.fail.Exception, match="Add an entry for Halved to SETTINGS in"):
+        constructed(Halved, {})
+
+
+# Advantages.
+
+
+def test_a_token_that_does_not_count_and_a_missing_row_have_no_advantage(estimator):
+    values = estimator(scored_rollout())
+    assert values[~MASK].eq(0).all()
+    assert values[MISSING].eq(0).all()
+    assert values.ne(0).any()
+
+
+@over_anything
+def test_what_does_not_count_changes_no_advantage(estimator, anything):
+    scored = scored_rollout()
+    counts = MASK.any(dim=1) & ~MISSING
+    dirty = replace(
+        scored,
+        sampler_log_probs=filled(scored.sampler_log_probs, anything),
+        rewards=torch.where(counts, scored.rewards, anything),
+        reward_parts={"reward": torch.where(counts, scored.rewards, anything)},
+    )
+    assert torch.equal(estimator(dirty), estimator(scored))
+
+
+def test_reordering_the_prompts_reorders_the_advantages(estimator):
+    scored = scored_rollout()
+    rows = torch.arange(ROLLOUTS).view(-1, GROUP_SIZE)[[2, 0, 1]].flatten()
+    reordered = scored.map_tensors(lambda tensor: tensor[rows])
+    torch.testing.assert_close(estimator(reordered), estimator(scored)[rows])
+
+
+def test_a_constant_added_to_the_rewards_of_a_group_changes_nothing(group_estimator):
+    scored = scored_rollout()
+    constants = torch.tensor([100.0, -3.0, 0.7]).repeat_interleave(GROUP_SIZE)
+    shifted = replace(scored, rewards=scored.rewards + constants)
+    torch.testing.assert_close(group_estimator(shifted), group_estimator(scored))
+
+
+# Policy losses.
+
+
+def test_at_equal_policies_the_gradient_is_minus_the_advantage(policy_loss):
+    batch = experience()
+    _, gradient = gradient_of(lambda now: policy_loss(now, batch), batch.old_log_probs)
+    torch.testing.assert_close(gradient, -batch.advantages)
+    clipped = policy_loss.clipped(batch.old_log_probs, batch)
+    assert not any(binding.any() for binding in clipped.values())
+
+
+@over_anything
+def test_masked_tokens_have_no_loss_and_no_gradient_whatever_they_hold(policy_loss, anything):
+    clean, log_probs = experience(), log_probs_near_the_old_ones()
+    dirty = replace(
+        clean,
+        sampler_log_probs=filled(clean.sampler_log_probs, anything),
+        advantages=filled(clean.advantages, anything),
+        old_log_probs=filled(clean.old_log_probs, anything),
+        ref_log_probs=filled(clean.ref_log_probs, anything),
+    )
+    dirty_log_probs = filled(log_probs, anything)
+    loss, gradient = gradient_of(lambda now: policy_loss(now, dirty), dirty_log_probs)
+    expected = gradient_of(lambda now: policy_loss(now, clean), filled(log_probs, 0.0))
+
+    assert torch.equal(loss, expected[0])
+    assert torch.equal(gradient, expected[1])
+    assert loss[~MASK].eq(0).all()
+    assert gradient[~MASK].eq(0).all()
+    clipped = policy_loss.clipped(dirty_log_probs, dirty)
+    assert not any(binding[~MASK].any() for binding in clipped.values())
+
+
+def test_reordering_the_rows_reorders_the_loss(policy_loss):
+    batch, log_probs = experience(), log_probs_near_the_old_ones()
+    rows = torch.arange(ROLLOUTS).flip(0)
+    loss = policy_loss(log_probs, batch)
+    assert torch.equal(policy_loss(log_probs[rows], batch.select(rows)), loss[rows])
+    for name, binding in policy_loss.clipped(log_probs, batch).items():
+        reordered = policy_loss.clipped(log_probs[rows], batch.select(rows))[name]
+        assert torch.equal(reordered, binding[rows])
+
+
+# Aggregations.
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=["one by one", "uneven", "halves"])
+def test_micro_batches_have_the_loss_and_the_gradient_of_the_whole(policy_loss, aggregation, split):
+    batch, log_probs = experience(), log_probs_near_the_old_ones()
+    totals = Totals.of(MASK)
+
+    def in_parts(now):
+        parts = []
+        for rows in map(torch.tensor, split):
+            part = batch.select(rows)
+            parts.append(aggregation(policy_loss(now[rows], part), part.mask, totals))
+        return torch.stack(parts).sum()
+
+    def whole(now):
+        return aggregation(policy_loss(now, batch), MASK, totals)
+
+    torch.testing.assert_close(gradient_of(in_parts, log_probs), gradient_of(whole, log_probs))
+
+
+@over_anything
+def test_masked_tokens_do_not_reach_the_aggregate(aggregation, anything):
+    loss, totals = filled(normal(ROLLOUTS, TOKENS, seed=7), 0.0), Totals.of(MASK)
+    dirty = gradient_of(lambda values: aggregation(values, MASK, totals), filled(loss, anything))
+    clean = gradient_of(lambda values: aggregation(values, MASK, totals), loss)
+
+    assert torch.equal(dirty[0], clean[0])
+    assert torch.equal(dirty[1], clean[1])
+    assert dirty[1][~MASK].eq(0).all()
+
+
+def test_every_token_that_counts_has_a_positive_weight(aggregation):
+    loss, totals = normal(ROLLOUTS, TOKENS, seed=7), Totals.of(MASK)
+    _, weights = gradient_of(lambda values: aggregation(values, MASK, totals), loss)
+    assert weights[MASK].gt(0).all()
+
+
+def test_reordering_the_rows_leaves_the_aggregate(aggregation):
+    loss, totals = normal(ROLLOUTS, TOKENS, seed=7), Totals.of(MASK)
+    rows = torch.arange(ROLLOUTS).flip(0)
+    reordered = aggregation(loss[rows], MASK[rows], totals)
+    torch.testing.assert_close(reordered, aggregation(loss, MASK, totals))
+
+
+# KL penalties.
+
+
+def test_equal_policies_pay_no_penalty(penalty):
+    ref_log_probs = experience().ref_log_probs
+    assert penalty.per_token(ref_log_probs, ref_log_probs).eq(0).all()
+    assert penalty.loss(ref_log_probs, ref_log_probs, MASK).eq(0).all()
+    assert penalty.reward(ref_log_probs, ref_log_probs, MASK).eq(0).all()
+
+
+def test_a_penalty_acts_in_exactly_one_place(penalty):
+    log_probs, ref_log_probs = log_probs_near_the_old_ones(), experience().ref_log_probs
+    in_loss = penalty.loss(log_probs, ref_log_probs, MASK).ne(0).any()
+    in_reward = penalty.reward(log_probs, ref_log_probs, MASK).ne(0).any()
+    assert in_loss != in_reward
+
+
+def test_the_gradient_of_a_penalty_moves_log_probs_towards_the_reference(penalty):
+    log_probs, ref_log_probs = log_probs_near_the_old_ones(), experience().ref_log_probs
+    loss, gradient = gradient_of(lambda now: penalty.loss(now, ref_log_probs, MASK), log_probs)
+    acts_in_loss = bool(loss.ne(0).any())
+    # Descent subtracts the gradient: positive where the log-prob is above the reference.
+    assert torch.equal(
+        gradient.sign()[MASK], (log_probs - ref_log_probs).sign()[MASK] * acts_in_loss
+    )
+
+
+def test_a_penalty_in_the_reward_has_no_gradient(penalty):
+    log_probs = log_probs_near_the_old_ones().requires_grad_()
+    assert not penalty.reward(log_probs, experience().ref_log_probs, MASK).requires_grad
+
+
+@over_anything
+def test_masked_tokens_pay_no_penalty_whatever_they_hold(penalty, anything):
+    log_probs, ref_log_probs = log_probs_near_the_old_ones(), experience().ref_log_probs
+    dirty_ref = filled(ref_log_probs, -anything)
+    loss, gradient = gradient_of(
+        lambda now: penalty.loss(now, dirty_ref, MASK), filled(log_probs, anything)
+    )
+    expected = gradient_of(lambda now: penalty.loss(now, ref_log_probs, MASK), log_probs)
+
+    assert torch.equal(loss, filled(expected[0], 0.0))
+    assert torch.equal(gradient, filled(expected[1], 0.0))
+    dirty_reward = penalty.reward(filled(log_probs, anything), dirty_ref, MASK)
+    assert torch.equal(dirty_reward, penalty.reward(log_probs, ref_log_probs, MASK))
+
+
+def test_reordering_the_rows_reorders_the_penalties(penalty):
+    log_probs, ref_log_probs = log_probs_near_the_old_ones(), experience().ref_log_probs
+    rows = torch.arange(ROLLOUTS).flip(0)
+    for place in (penalty.loss, penalty.reward):
+        reordered = place(log_probs[rows], ref_log_probs[rows], MASK[rows])
+        assert torch.equal(reordered, place(log_probs, ref_log_probs, MASK)[rows])
