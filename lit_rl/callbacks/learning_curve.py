@@ -38,17 +38,19 @@ class LearningCurve(Callback):
     ) -> None:
         """Note the reward of an iteration."""
         if (reward := trainer.callback_metrics.get("reward/mean")) is not None:
-            self.rewards.append({"iteration": pl_module.iteration, "reward": reward.item()})
+            self.rewards.append({"iteration": float(pl_module.iteration), "reward": reward.item()})
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Note the held-out metrics and draw."""
         if trainer.state.fn != "fit":
             return
-        values = held_out_metrics(trainer)
+        point = {"iteration": float(pl_module.iteration), **held_out_metrics(trainer)}
         if trainer.sanity_checking:
             for logger in trainer.loggers:
-                logger.log_metrics({"iteration": pl_module.iteration, **values}, step=0)
-        self.validations.append({"iteration": pl_module.iteration, **values})
+                logger.log_metrics(point, step=0)
+        # Lightning may repeat the validation of the iteration that a run is resumed from.
+        self.validations = [p for p in self.validations if p["iteration"] < point["iteration"]]
+        self.validations.append(point)
         self._draw(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -77,12 +79,13 @@ def learning_curve(rewards: list[Point], validations: list[Point]) -> Figure:
         rewards: iteration and mean reward, one point per iteration.
         validations: iteration and held-out metrics, one point per validation.
     """
-    figure = Figure(figsize=(7, 6), dpi=150, layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
+    figure = Figure(figsize=(7, 6), dpi=120)
+    margins = {"left": 0.12, "right": 0.97, "bottom": 0.08, "top": 0.95, "hspace": 0.15}
+    upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw=margins)
     _draw_rewards(upper, rewards)
     _draw_accuracies(lower, validations)
     lower.set_xlabel("iteration (batches of prompts)")
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
