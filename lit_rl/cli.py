@@ -67,7 +67,7 @@ def explain(message: str, known: Iterable[str]) -> str:
 
 def _inherited_parameters(kind: type) -> list[str]:
     """Return the constructor's parameters that a class takes through `**kwargs`."""
-    constructors = [base.__init__ for base in inspect.getmro(kind) if "__init__" in vars(base)]
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     return [name for init in constructors for name in inspect.signature(init).parameters]
 
 

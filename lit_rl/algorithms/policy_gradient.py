@@ -128,7 +128,7 @@ class PolicyGradient(RLModule):
         scored = self.score(rollout)
         experience = self.prepare(scored)
         call_hooks(self.trainer, "on_rollout", self, scored, experience)
-        updates = []
+        updates: list[Update] = []
         for epoch in range(self.update_epochs):
             for rows in self.minibatches(len(prompts), epoch):
                 updates.append(self.update(experience, rows, index=len(updates)))

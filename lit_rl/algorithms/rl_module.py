@@ -79,7 +79,6 @@ class RLModule(L.LightningModule):
         self.seed = seed
         self.iteration = 0
         self.policy: Policy
-        self.held_out = HeldOutMetrics(evaluation)
         self.validation_samples: list[dict[str, Any]] = []
         if max_grad_norm is not None and max_grad_norm <= 0:
             raise ValueError(
@@ -128,8 +127,8 @@ class RLModule(L.LightningModule):
         self.policy = Policy(self.source.model(self.seed))
         if self.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
-        # In a tuple, so that it is no submodule: neither in the checkpoint nor in the optimizer.
-        self._reference = (frozen_copy(self.policy),) if self.uses_reference else ()
+        # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
+        self._reference = [frozen_copy(self.policy)] if self.uses_reference else []
 
     def configure_optimizers(self) -> Any:
         """One optimizer with a named group, and its schedule over optimizer steps."""
@@ -197,13 +196,14 @@ class RLModule(L.LightningModule):
 
     def output(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
         """Return log-probs and entropy of the responses at the sampling temperature."""
-        return policy(
+        output: PolicyOutput = policy(
             sequences.prompt_ids,
             sequences.prompt_mask,
             sequences.response_ids,
             sequences.mask,
             temperature=self.sampling.temperature,
         )
+        return output
 
     @torch.no_grad()
     def log_probs_under(
@@ -217,6 +217,10 @@ class RLModule(L.LightningModule):
                 part = sequences.select(rows).trimmed()
                 log_probs[rows, : part.mask.shape[1]] = self.output(policy, part).log_probs
         return log_probs
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin to collect."""
+        self.held_out = HeldOutMetrics(self.evaluation, self.device)
 
     def validation_step(self, prompts: Prompts, batch_idx: int) -> None:
         """Score held-out prompts, greedy and sampled; always with the same random numbers."""

@@ -3,6 +3,7 @@
 from lit_rl.evaluation.held_out import Evaluation, HeldOutMetrics
 from lit_rl.evaluation.intervals import standard_error
 from lit_rl.evaluation.pass_at_k import pass_at_k
+from lit_rl.evaluation.samples import sample_rows
 from lit_rl.evaluation.statistics import Statistics, Summary, widest_float
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Statistics",
     "Summary",
     "pass_at_k",
+    "sample_rows",
     "standard_error",
     "widest_float",
 ]

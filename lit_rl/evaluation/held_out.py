@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torchmetrics import CatMetric
 
-from lit_rl.evaluation.intervals import standard_error
 from lit_rl.evaluation.pass_at_k import pass_at_k
+from lit_rl.evaluation.statistics import Statistics
 from lit_rl.types import ScoredRollout
 
 
@@ -36,43 +34,45 @@ class Evaluation:
                 )
 
 
-class HeldOutMetrics(nn.Module):
-    """Collects one entry per held-out prompt over all batches and ranks.
+class HeldOutMetrics:
+    """Collects one entry per held-out prompt, exact over batches and ranks.
 
     Prompts to which the reward does not apply are left out.
+
+    Args:
+        evaluation: what is measured.
+        device: where the rewards are.
     """
 
-    def __init__(self, evaluation: Evaluation) -> None:
-        super().__init__()
+    def __init__(self, evaluation: Evaluation, device: torch.device) -> None:
         self.evaluation = evaluation
-        self.greedy_rewards = CatMetric(nan_strategy="error")
-        self.num_correct = CatMetric(nan_strategy="error")
+        names = ["val/greedy_accuracy", "val/reward"]
+        if evaluation.num_samples:
+            names += ["val/sampled_accuracy", *(f"val/pass@{k}" for k in evaluation.pass_at)]
+        self.statistics = Statistics(tuple(names), device)
 
     def update_greedy(self, scored: ScoredRollout) -> None:
         """Add one greedy response per prompt."""
-        self.greedy_rewards.update(scored.rewards[~scored.missing])
+        rewards = scored.rewards[~scored.missing]
+        success = rewards >= self.evaluation.success_reward
+        self.statistics.update("val/greedy_accuracy", success)
+        self.statistics.update("val/reward", rewards)
 
     def update_sampled(self, scored: ScoredRollout) -> None:
-        """Add a group of sampled responses per prompt."""
-        applicable = ~scored.missing.view(-1, scored.group_size).any(1)
-        success = (scored.rewards >= self.evaluation.success_reward).float()
-        self.num_correct.update(success.view(-1, scored.group_size).sum(1)[applicable])
+        """Add a group of `evaluation.num_samples` sampled responses per prompt."""
+        applies = ~scored.missing.view(-1, scored.group_size).any(1)
+        success = (scored.rewards >= self.evaluation.success_reward).view(-1, scored.group_size)
+        num_correct = success.sum(1)[applies]
+        self.statistics.update("val/sampled_accuracy", num_correct / scored.group_size)
+        for k in self.evaluation.pass_at:
+            values = pass_at_k(num_correct, scored.group_size, k)
+            self.statistics.update(f"val/pass@{k}", values)
 
-    def results(self) -> dict[str, Tensor]:
-        """Return the measures over all prompts by their logged names, and begin anew."""
-        rewards = torch.as_tensor(self.greedy_rewards.compute()).flatten()
-        success = (rewards >= self.evaluation.success_reward).float()
-        results = {
-            "val/greedy_accuracy": success.mean(),
-            "val/greedy_accuracy_standard_error": standard_error(success),
-            "val/reward": rewards.mean(),
-        }
-        self.greedy_rewards.reset()
-        if self.evaluation.num_samples:
-            correct = torch.as_tensor(self.num_correct.compute()).flatten()
-            num_samples = self.evaluation.num_samples
-            results["val/sampled_accuracy"] = correct.mean() / num_samples
-            for k in self.evaluation.pass_at:
-                results[f"val/pass@{k}"] = pass_at_k(correct, num_samples, k).mean()
-            self.num_correct.reset()
+    def results(self) -> dict[str, float]:
+        """Return means over all prompts, and the standard errors of the accuracies."""
+        results = {}
+        for name, summary in self.statistics.compute().items():
+            results[name] = summary.mean
+            if name != "val/reward":
+                results[f"{name}_standard_error"] = summary.standard_error
         return results

@@ -14,6 +14,14 @@ from lit_rl.models.export import remember_dropout
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def context_limit(config: PretrainedConfig) -> int | None:
+    """Return the number of positions that a model of `config` has; None: any."""
+    limit: int | None = getattr(
+        config.get_text_config(decoder=True), "max_position_embeddings", None
+    )
+    return limit
+
+
 @dataclass(frozen=True, kw_only=True)
 class CausalLMSource(ABC):
     """A tokenizer and a causal language model of the Hugging Face kind.
@@ -79,6 +87,10 @@ class CausalLMSource(ABC):
         remember_dropout(model, originals)
         model.train()
         return model
+
+    def max_context_tokens(self) -> int | None:
+        """Return the tokens of prompt and response that the model has positions for; None: any."""
+        return context_limit(self.load_config())
 
     @abstractmethod
     def load_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
+from lit_rl.models.base import context_limit
 from lit_rl.models.modes import evaluation_mode
 from lit_rl.types import PolicyOutput
 
@@ -120,9 +121,7 @@ class Policy(nn.Module):
     @property
     def max_context_tokens(self) -> int | None:
         """Tokens of prompt and response together that the model has positions for; None: any."""
-        config = self.model.config.get_text_config(decoder=True)
-        limit: int | None = getattr(config, "max_position_embeddings", None)
-        return limit
+        return context_limit(self.model.config)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -137,7 +136,11 @@ class Policy(nn.Module):
 
         Generation and scoring, in evaluation mode or without gradient, are not affected.
         """
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # One method under two names: transformers below 5.2x has the second one only.
+        model = self.model
+        name = "activation_checkpointing_enable"
+        enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
 
 
 def _scaled(logits: Tensor, scale: float) -> Tensor:

@@ -1,0 +1,105 @@
+"""A resumed run is the uninterrupted one, except for what its configuration changes."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from lit_rl.callbacks import RLCallback
+from lit_rl.rewards import PythonFunction
+
+
+def num_fives(responses: list[str]) -> list[float]:
+    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+
+
+class Recorder(RLCallback):
+    def __init__(self):
+        self.prompts, self.learning_rates = [], []
+
+    def on_rollout(self, trainer, module, scored, experience):
+        self.prompts.append(scored.prompts)
+
+    def on_iteration_end(self, trainer, module):
+        self.learning_rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+@pytest.fixture
+def signal(algorithm):
+    settings = {
+        "reward": PythonFunction(num_fives),
+        "optimizer": partial(torch.optim.AdamW, lr=0.01),
+        "lr_schedule": "linear",
+        "warmup_steps": 3,
+        "num_minibatches": 2,
+        "kl_coef": 0.05,
+    }
+    return partial(algorithm, **settings)
+
+
+# 24 prompts in batches of 6 are 4 iterations an epoch: 3 lies within an epoch, 4 on its boundary.
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_resumed_run_is_the_uninterrupted_one(signal, fit, weights, tmp_path, stop):
+    whole, whole_recorder = signal(), Recorder()
+    fit(whole, iterations=6, callbacks=[whole_recorder])
+
+    first, path = signal(), tmp_path / "stopped.ckpt"
+    # The schedule falls over 6 iterations, the first process is stopped before.
+    trainer = fit(first, iterations=6, callbacks=[StopAfter(stop, path)])
+    assert trainer.global_step == 2 * stop
+
+    resumed, recorder = signal(), Recorder()
+    trainer = fit(resumed, iterations=6, ckpt_path=path, callbacks=[recorder])
+    assert resumed.iteration == 6
+    assert recorder.prompts == whole_recorder.prompts[stop:]
+    assert recorder.learning_rates == whole_recorder.learning_rates[stop:]
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+class StopAfter(RLCallback):
+    """Writes a checkpoint after some iterations and ends the run there."""
+
+    def __init__(self, iterations, path):
+        self.iterations, self.path = iterations, path
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if module.iteration == self.iterations:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+def test_checkpoint_holds_no_reference_and_no_settings(signal, fit, tmp_path):
+    module = signal()
+    fit(module, iterations=1).save_checkpoint(tmp_path / "one.ckpt")
+    checkpoint = torch.load(tmp_path / "one.ckpt", weights_only=True)
+    assert set(checkpoint["state_dict"]) == set(module.state_dict())
+    assert all(name.startswith("policy.") for name in checkpoint["state_dict"])
+    assert "hyper_parameters" not in checkpoint
+    assert checkpoint["lit_rl"] == {"iteration": 1}
+
+
+def test_reference_of_a_resumed_run_is_the_initial_policy(signal, fit, tmp_path):
+    module = signal()
+    fit(module, iterations=2).save_checkpoint(tmp_path / "two.ckpt")
+    resumed = signal()
+    fit(resumed, iterations=3, ckpt_path=tmp_path / "two.ckpt")
+    initial = dict(module.source.model(module.seed).named_parameters())
+    (reference,) = resumed._reference
+    for name, parameter in reference.model.named_parameters():
+        assert torch.equal(parameter, initial[name])
+
+
+def test_configured_learning_rate_holds_over_the_checkpoint(algorithm, fit, tmp_path):
+    """Adam's moments come from the checkpoint, the learning rate and the betas from the config."""
+    path = tmp_path / "two.ckpt"
+    build = partial(algorithm, reward=PythonFunction(num_fives), warmup_steps=4)
+    first = fit(build(optimizer=partial(torch.optim.AdamW, lr=0.01)), iterations=2)
+    first.save_checkpoint(path)
+    resumed = build(optimizer=partial(torch.optim.AdamW, lr=0.03, betas=(0.8, 0.9)))
+    recorder = Recorder()
+    trainer = fit(resumed, iterations=3, ckpt_path=path, callbacks=[recorder])
+    (group,) = trainer.optimizers[0].param_groups
+    # After 3 of 4 steps of warm-up to 0.03.
+    assert recorder.learning_rates == [pytest.approx(0.03 * 3 / 4)]
+    assert group["betas"] == (0.8, 0.9)
+    assert {int(state["step"]) for state in trainer.optimizers[0].state.values()} == {3}

@@ -1,0 +1,204 @@
+"""The command line: errors that name the key, one seed, run folders, resume, predict."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from lit_rl.cli import RLCLI, explain, last_checkpoint, new_folder
+
+ROOT = Path(__file__).parent.parent
+BASE = ROOT / "configs" / "base.yaml"
+GRPO = ["--config", str(ROOT / "configs" / "algorithm" / "grpo.yaml")]
+DR_GRPO = ["--config", str(ROOT / "configs" / "algorithm" / "dr_grpo.yaml")]
+
+
+def printed_config(*arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        RLCLI(BASE, ["fit", *arguments, "--print_config"])
+    assert stopped.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def error_of(*arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        RLCLI(BASE, ["fit", *GRPO, *arguments])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first_line"),
+    [
+        (["--trainr.max_epochs", "3"], r"trainr.max_epochs is not a key; .* trainer.max_epochs"),
+        (["--model.klcoef", "3"], r"klcoef is not a key of .*GRPO; the nearest is kl_coef"),
+        (["--model.init_args.grup_size", "3"], r"grup_size is not a key of .*; .* group_size"),
+        (["--data.batchsize", "3"], r"batchsize is not a key of .*; the nearest is batch_size"),
+        (["--model", "lit_rl.algorithms.GRPOO"], r"lit_rl.algorithms.GRPOO is not .*GRPO"),
+        (["--model.reward", "lit_rl.rewards.ExactAnser"], r"lit_rl.rewards.ExactAnser is .*Answer"),
+        (["--model.policy_loss.clip_hi", "1"], r"clip_hi is not a key of .*; .* clip_high"),
+    ],
+)
+def test_error_begins_with_the_key_and_the_near_one(arguments, first_line, capsys):
+    error = error_of(*arguments, capsys=capsys)
+    assert re.match("error: " + first_line, error.splitlines()[0]), error
+    assert "usage:" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trainer.max_ep", "3"],
+        ["--model.sampling.max_new", "3"],
+        ["--model.group", "3"],
+        ["--seed", "3"],
+        ["--model.optimizer.weight", "3"],
+    ],
+)
+def test_abbreviated_keys_are_refused(arguments, capsys):
+    assert "is not a key" in error_of(*arguments, capsys=capsys).splitlines()[0]
+
+
+def test_unknown_key_in_a_file_is_refused(tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text("model:\n  init_args:\n    beta: 0.1\n")
+    error = error_of("--config", str(file), capsys=capsys)
+    assert error.startswith("error: beta is not a key of lit_rl.algorithms")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.group_size", "1"], "group_size is 1"),
+        (["--model.sampling.temperature", "0"], "temperature must be above 0"),
+        (["--trainer.gradient_clip_val", "0.5"], "use --model.max_grad_norm 0.5"),
+        (["--trainer.accumulate_grad_batches", "2"], "--model.micro_batch_tokens"),
+        (["--seed_everything", "true"], "seed_everything is True"),
+        (["--ckpt_path", "last"], "no run of grpo"),
+    ],
+)
+def test_setting_that_a_constructor_refuses_is_one_readable_error(
+    arguments, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    error = error_of(*arguments, capsys=capsys)
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_base_configuration_is_read_first(capsys):
+    config = printed_config(*GRPO, "--model.group_size", "16", capsys=capsys)
+    assert config["model"]["class_path"] == "lit_rl.algorithms.GRPO"
+    assert config["model"]["init_args"]["group_size"] == 16
+    assert config["model"]["init_args"]["entropy_coef"] == 0.03
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.001
+
+
+def test_another_algorithm_brings_its_own_defaults(capsys):
+    """Switching the class keeps what the base says and none of the other class's defaults."""
+    settings = printed_config(*DR_GRPO, capsys=capsys)["model"]["init_args"]
+    assert settings["advantage"]["class_path"] == "lit_rl.advantages.GroupCentered"
+    assert settings["aggregation"] is None
+    assert settings["update_epochs"] == 2
+    settings = printed_config("--model", "DrGRPO", capsys=capsys)["model"]["init_args"]
+    assert settings["advantage"]["class_path"].endswith("GroupCentered")
+
+
+def test_printed_configuration_is_a_configuration(tmp_path, capsys):
+    first = printed_config(*GRPO, capsys=capsys)
+    file = tmp_path / "all.yaml"
+    file.write_text(yaml.safe_dump(first))
+    assert printed_config("--config", str(file), capsys=capsys) == first
+
+
+def test_explanation_of_another_error_is_its_first_line():
+    assert explain("Expected an int\nmore", []) == "Expected an int"
+
+
+def test_run_folders_are_never_shared(tmp_path):
+    first = new_folder(tmp_path, "grpo")
+    first.mkdir()
+    assert new_folder(tmp_path, "grpo") != first
+
+
+def test_last_checkpoint_is_of_the_newest_run_of_the_algorithm(tmp_path):
+    for name in ("1-grpo", "2-grpo", "3-drgrpo"):
+        folder = tmp_path / name / "checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "last.ckpt").touch()
+    assert last_checkpoint(tmp_path, "grpo").parts[-3] == "2-grpo"
+
+
+def run(*arguments, cwd):
+    process = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    return process.stdout + process.stderr
+
+
+def only_run(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(f"runs/{pattern}")
+    return found
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_fit_resume_validate_predict(tmp_path):
+    """The whole life of a run, as a user types it."""
+    short = ["--trainer.limit_train_batches", 4, "--trainer.val_check_interval", 2]
+    kl = ["--model.kl_coef", 0.01]
+    run("fit", *GRPO, *short, *kl, "--trainer.max_epochs", 1, cwd=tmp_path)
+    first = only_run(tmp_path, "*-grpo")
+    names = {path.name for path in first.iterdir()}
+    assert {"config.yaml", "metrics.csv", "samples.jsonl", "curve.png", "export"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert (first / "checkpoints" / "last.ckpt").exists()
+
+    rows = metrics(first)
+    # One row per iteration and one per validation, labelled with the iteration: at 0, 2 and 4.
+    assert [row["step"] for row in rows if row["reward/mean"]] == ["1", "2", "3", "4"]
+    assert [row["step"] for row in rows if row["val/greedy_accuracy"]] == ["0", "2", "4"]
+    assert float(rows[-1]["kl/coef"] or rows[-2]["kl/coef"]) == 0.01
+
+    model = AutoModelForCausalLM.from_pretrained(first / "export")
+    weights = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[f"policy.model.{name}"])
+
+    output = run(
+        "fit", *GRPO, *short, *kl, "--trainer.max_epochs", 2, "--model.optimizer.lr", 0.002,
+        "--ckpt_path", "last", cwd=tmp_path,
+    )  # fmt: skip
+    assert str(first.name) in output
+    (second,) = [path for path in tmp_path.glob("runs/*-grpo*") if path != first]
+    rows = metrics(second)
+    assert [row["step"] for row in rows if row["reward/mean"]] == ["5", "6", "7", "8"]
+    assert {row["learning_rate"] for row in rows if row["reward/mean"]} == {"0.002"}
+
+    run("validate", *GRPO, "--ckpt_path", second / "checkpoints" / "last.ckpt", cwd=tmp_path)
+    validated = metrics(only_run(tmp_path, "*-grpo-validate*"))[-1]
+    assert validated["val/greedy_accuracy"] == rows[-1]["val/greedy_accuracy"]
+
+    run("predict", *GRPO, "--ckpt_path", "last", cwd=tmp_path)
+    file = only_run(tmp_path, "*-grpo-predict*") / "predictions.jsonl"
+    predictions = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(predictions) == 200
+    assert {"prompt", "response", "answer", "finished"} <= set(predictions[0])
+    config = yaml.safe_load((second / "config.yaml").read_text())
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.002
