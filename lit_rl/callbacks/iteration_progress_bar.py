@@ -37,7 +37,7 @@ class IterationProgressBar(ProgressBar):
         self.is_enabled = True
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._last_line = -math.inf
+        self._last_line = 0.0
         self._first_iteration = 0
         self._start = 0.0
         self._total: int | None = None
@@ -54,6 +54,11 @@ class IterationProgressBar(ProgressBar):
         """Print above the bar."""
         plain = {"markup": False, "highlight": False, "soft_wrap": True}
         console().print(*args, **{**plain, **kwargs})
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start the clock of the plain lines."""
+        super().setup(trainer, pl_module, stage)
+        self._last_line = perf_counter()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Start the clock by which the time left is guessed."""
@@ -93,7 +98,10 @@ class IterationProgressBar(ProgressBar):
         self._hide("validation")
         if self.is_enabled:
             metrics = held_out_metrics(trainer)
-            texts = [f"{n} {with_standard_error(metrics, n)}" for n in held_out_names(metrics)]
+            texts = [
+                f"{name.removeprefix('val/')} {with_standard_error(metrics, name)}"
+                for name in held_out_names(metrics)
+            ]
             self.print(f"validation after iteration {pl_module.iteration}: {', '.join(texts)}")
 
     def on_predict_batch_end(

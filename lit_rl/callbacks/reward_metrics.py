@@ -75,16 +75,21 @@ class RewardMetrics(RLCallback):
         statistics.update("truncated", ~scored.finished)
         for name, part in scored.reward_parts.items():
             statistics.update(f"part {name}", part[~part.isnan()])
+        if experience.ref_log_probs is not None:
+            self._update_kl(experience, experience.ref_log_probs)
+
+    def _update_kl(self, experience: Experience, ref_log_probs: Tensor) -> None:
+        # Only tokens of the policy itself tell of its KL: this is the one that drew them.
+        old = experience.old_log_probs
+        log_probs = (experience.sampler_log_probs if old is None else old)[experience.mask]
+        ref_log_probs = ref_log_probs[experience.mask]
+        self._statistics.update("k1", kl_k1(log_probs, ref_log_probs))
+        self._statistics.update("k3", kl_k3(log_probs, ref_log_probs))
 
     def on_minibatch(self, trainer: Trainer, module: Any, update: Update) -> None:
         """Take in the tokens of one optimizer step."""
         for experience, output in update.micro_batches:
-            mask, ref_log_probs = experience.mask, experience.ref_log_probs
-            self._statistics.update("entropy", output.entropy[mask])
-            if ref_log_probs is not None:
-                log_probs, ref_log_probs = output.log_probs[mask], ref_log_probs[mask]
-                self._statistics.update("k1", kl_k1(log_probs, ref_log_probs))
-                self._statistics.update("k3", kl_k3(log_probs, ref_log_probs))
+            self._statistics.update("entropy", output.entropy[experience.mask])
 
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
         """Reduce over the ranks, log, and warn."""
@@ -124,7 +129,7 @@ class RewardMetrics(RLCallback):
         self._warn_once(
             "negative",
             kl.mean < NEGATIVE_KL - 3 * kl.standard_error,
-            f"the mean of log_probs - ref_log_probs is {kl.mean:.3g} nats per token, but a KL is "
+            f"the KL of the policy to the reference is {kl.mean:.3g} nats per token, but a KL is "
             "not negative: responses were not drawn from the policy as it is trained. Look for "
             "top-k, top-p, min-p, min_new_tokens or a forced token in sampling",
         )

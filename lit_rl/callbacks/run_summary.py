@@ -48,7 +48,7 @@ class RunSummary(Callback):
         if self.after:
             console().print(metrics_table(self.before, self.after))
         if samples:
-            console().print(sample_table("held-out prompts, greedy, after training", samples))
+            console().print(sample_table("greedy responses to held-out prompts", samples))
         lines = {"iterations": str(pl_module.iteration), "seconds": f"{seconds:.1f}"}
         for name, value in (lines | _paths(trainer)).items():
             console().print(f"{name}: {value}", soft_wrap=True, markup=False, highlight=False)

@@ -62,7 +62,7 @@ def sample_table(title: str, samples: list[dict[str, Any]]) -> Table:
         title: what the samples are.
         samples: rows of `lit_rl.evaluation.sample_rows`.
     """
-    table = Table(title=title, title_justify="left", show_lines=True)
+    table = Table(title=title, title_justify="left", min_width=len(title), show_lines=True)
     table.add_column("prompt", overflow="fold")
     table.add_column("response", overflow="fold")
     table.add_column("answer", overflow="fold")

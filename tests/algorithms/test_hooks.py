@@ -24,7 +24,7 @@ def test_calls_every_rl_callback_in_order_and_no_other():
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[Recording("first"), Other(), Recording("second"), RLCallback()],
+        callbacks=[Recording("first"), Other(), Recording("second")],
     )
     call_hooks(trainer, "on_minibatch", "module", "update")
     assert calls == [

@@ -108,11 +108,11 @@ def trainer(tmp_path):
 def iterate(trainer, make):
     """Run one iteration of a callback over given updates and return what it logged."""
 
-    def run(callback, *updates, scored=None, module=None):
+    def run(callback, *updates, scored=None, experience=None, module=None):
         module = module or make.module()
         module.logged = {}
-        experience = make.experience([[1]])
-        callback.on_rollout(trainer, module, scored or make.scored([0.0, 1.0]), experience)
+        scored = scored or make.scored([0.0, 1.0])
+        callback.on_rollout(trainer, module, scored, experience or make.experience([[1]]))
         for update in updates:
             callback.on_minibatch(trainer, module, update)
         module.iteration += 1

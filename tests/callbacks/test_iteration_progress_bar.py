@@ -41,7 +41,7 @@ def test_validations_are_reported_with_the_iteration_they_follow(fit, bounded, c
     fit(module, bar, iterations=6, num_sanity_val_steps=-1)
     lines = [line for line in capsys.readouterr().out.splitlines() if "after iteration" in line]
     assert lines == [
-        f"validation after iteration {iteration}: val/greedy_accuracy {accuracy} ± 0.050"
+        f"validation after iteration {iteration}: greedy_accuracy {accuracy} ± 0.050"
         for iteration, accuracy in ((0, "0.040"), (2, "0.500"), (4, "0.750"), (6, "0.975"))
     ]
 

@@ -64,28 +64,40 @@ def test_lengths_and_truncation(iterate, make):
 
 def test_kl_to_the_reference_is_averaged_over_tokens_that_count(iterate, make):
     # KL of the tokens 1 and 9, mask 1 and 0: mean 1, not 5.
-    experience = make.experience([[1, 0]], ref=[[-2.0, -10.0]])
-    module = make.module(uses_reference=True)
-    logged = iterate(RewardMetrics(), make.update((experience, [[-1.0, -1.0]])), module=module)
+    experience = make.experience([[1, 0]], old=[[-1.0, -1.0]], ref=[[-2.0, -10.0]])
+    logged = iterate(
+        RewardMetrics(), experience=experience, module=make.module(uses_reference=True)
+    )
     assert logged["kl/reference_k1"] == 1.0
     # exp(-1) - 1 + 1.
     assert logged["kl/reference_k3"] == pytest.approx(math.exp(-1))
 
 
-def test_entropy_and_kl_are_over_all_updates_and_any_split(iterate, make):
-    rows = [
-        (make.experience([[1, 1]], ref=[[-2.0, -2.0]]), ([[-1.0, -2.0]], [[1.0, 2.0]])),
-        (make.experience([[1, 0]], ref=[[-1.0, NAN]]), ([[-3.0, NAN]], [[0.5, NAN]])),
-    ]
+def test_kl_is_that_of_the_policy_that_sampled(iterate, make):
+    # The policy is still the reference; the update then moves it, on tokens of the policy before.
+    experience = make.experience([[1]], old=[[-1.0]], ref=[[-1.0]])
+    update = make.update((experience, [[-2.0]]))
     module = make.module(uses_reference=True)
-    split = iterate(RewardMetrics(), make.update(rows[0], rows[1]), module=module)
-    steps = iterate(
-        RewardMetrics(), make.update(rows[0]), make.update(rows[1], index=1), module=module
-    )
-    assert split == steps
-    # Three tokens, in rows of two and one.
-    assert split["policy/entropy"] == pytest.approx(3.5 / 3)
-    assert split["kl/reference_k1"] == pytest.approx((1.0 + 0.0 - 2.0) / 3)
+    logged = iterate(RewardMetrics(), update, experience=experience, module=module)
+    assert logged["kl/reference_k1"] == logged["kl/reference_k3"] == 0.0
+
+
+def test_kl_reads_the_sampler_where_there_are_no_old_log_probs(iterate, make):
+    experience = make.experience([[1, 1]], sampler=[[-1.0, -2.0]], ref=[[-2.0, -2.0]])
+    module = make.module(uses_reference=True)
+    logged = iterate(RewardMetrics(), experience=experience, module=module)
+    assert logged["kl/reference_k1"] == 0.5
+
+
+def test_entropy_is_over_all_updates_and_any_split(iterate, make):
+    rows = [
+        (make.experience([[1, 1]]), ([[0.0, 0.0]], [[1.0, 2.0]])),
+        (make.experience([[1, 0]]), ([[0.0, NAN]], [[0.5, NAN]])),
+    ]
+    split = iterate(RewardMetrics(), make.update(rows[0], rows[1]))
+    steps = iterate(RewardMetrics(), make.update(rows[0]), make.update(rows[1], index=1))
+    # Three tokens, in rows of two and one: not the mean of 1.5 and 0.5.
+    assert split["policy/entropy"] == steps["policy/entropy"] == pytest.approx(3.5 / 3)
 
 
 def test_no_reference_no_kl_keys(iterate, make):
@@ -128,9 +140,9 @@ def test_warns_when_the_kl_is_clearly_negative(iterate, make, recwarn):
     module = make.module(uses_reference=True)
     callback = RewardMetrics()
 
-    def run(new):
-        experience = make.experience([[1] * 100], ref=[[-1.0] * 100])
-        iterate(callback, make.update((experience, [new])), module=module)
+    def run(old):
+        experience = make.experience([[1] * 100], old=[old], ref=[[-1.0] * 100])
+        iterate(callback, experience=experience, module=module)
 
     run([-1.0] * 100)
     # Mean -0.06, std 1.5: three standard errors of 100 tokens are 0.45.
