@@ -154,7 +154,7 @@ class IterationProgressBar(ProgressBar):
             )
             self._bar.start()
         if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, text="")
+            self._tasks[what] = self._bar.add_task(what, total=total, text=text)
         self._bar.update(self._tasks[what], completed=done, total=total, text=text)
 
     def _hide(self, what: str) -> None:
