@@ -1,5 +1,7 @@
 """Where responses end, recorded while they are generated and never guessed from token values."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -34,7 +36,7 @@ class ResponseEnds(StoppingCriteria):
         tokenizer: PreTrainedTokenizerBase,
         *,
         end_ids: tuple[int, ...],
-        stop_strings: tuple[str, ...],
+        stop_strings: Sequence[str],
         prompt_tokens: int,
         num_rollouts: int,
         device: torch.device,

@@ -1,5 +1,6 @@
 """How responses are sampled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -29,7 +30,7 @@ class SamplingSettings:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: Sequence[str] = ()
     greedy: bool = False
 
     def __post_init__(self) -> None:

@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from lit_rl.generation.response_ends import ResponseEnds
+from lit_rl.models.character_tokenizer import character_tokenizer
+
+TOKENIZER = character_tokenizer("abcdef\n ")
+A, B, C, NEWLINE = 3, 4, 5, 9
+END = 2
+
+
+def ends(responses, stop_strings=(), end_ids=(END,), prompt=(A,), tokenizer=TOKENIZER):
+    """Feed responses of equal width one token at a time, as generation does."""
+    record = ResponseEnds(
+        tokenizer,
+        end_ids=end_ids,
+        stop_strings=stop_strings,
+        prompt_tokens=len(prompt),
+        num_rollouts=len(responses),
+        device=torch.device("cpu"),
+    )
+    response_ids = torch.tensor(responses)
+    ids = torch.cat([torch.tensor([prompt] * len(responses)), response_ids], dim=1)
+    for width in range(1, response_ids.shape[1] + 1):
+        record(ids[:, : len(prompt) + width], None)
+    return record, record.texts(response_ids)
+
+
+def test_a_row_ends_at_its_first_end_token():
+    record, texts = ends([[A, B, END, END], [A, B, C, A], [END, END, END, END]])
+    assert record.lengths.tolist() == [3, 4, 1]
+    assert record.finished.tolist() == [True, False, True]
+    assert texts == ("ab", "abca", "")
+
+
+def test_every_end_id_ends_a_row_and_leaves_the_text():
+    record, texts = ends([[A, NEWLINE, B], [A, B, END]], end_ids=(END, NEWLINE))
+    assert record.lengths.tolist() == [2, 3]
+    assert texts == ("a", "ab")
+
+
+def test_the_token_that_completes_a_stop_string_is_the_last():
+    record, texts = ends([[A, B, C, A], [B, A, B, B]], stop_strings=("bc", "bb"))
+    assert record.lengths.tolist() == [3, 4]
+    assert record.finished.tolist() == [True, True]
+    assert texts == ("a", "ba")
+
+
+def test_a_stop_string_does_not_begin_in_the_prompt():
+    record, texts = ends([[C, A, B, C]], stop_strings=("bc",), prompt=(A, B))
+    assert record.lengths.tolist() == [4]
+    assert texts == ("ca",)
+
+
+def test_without_end_ids_and_stop_strings_no_row_ends():
+    record, texts = ends([[A, END, B]], end_ids=())
+    assert not record.finished.any()
+    assert texts == ("ab",)  # a special token that did not end the response is not shown
+
+
+def test_tokens_after_the_end_are_not_text():
+    _, texts = ends([[A, END, B, C]])
+    assert texts == ("a",)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    """Byte-level tokens as in GPT-2: a character may take several, a token several characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
+    vocabulary["Ċx"] = len(vocabulary)  # a newline and the letter x
+    backend = Tokenizer(models.BPE(vocabulary, [("Ċ", "x")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_a_stop_string_may_end_within_a_token(byte_tokenizer):
+    ids = byte_tokenizer("13\nx+").input_ids
+    assert len(ids) == 4
+    record, texts = ends([ids], ("\n",), end_ids=(), prompt=(ids[0],), tokenizer=byte_tokenizer)
+    assert record.lengths.tolist() == [3]
+    assert texts == ("13",)
+
+
+def test_a_stop_string_of_characters_of_several_tokens(byte_tokenizer):
+    ids = byte_tokenizer("zé→zé→").input_ids
+    assert len(ids) == 12  # z takes one byte, é two, the arrow three
+    record, texts = ends([ids], ("→z",), end_ids=(), prompt=(ids[0],), tokenizer=byte_tokenizer)
+    assert record.lengths.tolist() == [7]
+    assert texts == ("zé",)
+
+
+def test_texts_are_not_cleaned_up():
+    tokenizer = character_tokenizer("ab. ")
+    tokenizer.clean_up_tokenization_spaces = True  # turns " ." into "."
+    ids = tokenizer("a . b", add_special_tokens=False).input_ids
+    record, texts = ends([ids], (" .",), tokenizer=tokenizer)
+    assert record.lengths.tolist() == [3]
+    assert texts == ("a",)
+    assert ends([ids], tokenizer=tokenizer)[1] == ("a . b",)

@@ -1,0 +1,70 @@
+import pytest
+
+from lit_rl.models import RandomCausalLM
+
+ARCHITECTURES = {
+    "llama": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,
+        "max_position_embeddings": 64,
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2},
+    # The cap, the scale and the divisor are far from what leaves logits as they are.
+    "gemma2": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.2,
+        "max_position_embeddings": 64,
+        "final_logit_softcapping": 1.0,
+    },
+    "cohere": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "initializer_range": 0.2,
+        "max_position_embeddings": 64,
+        "logit_scale": 0.25,
+    },
+    "granite": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,
+        "max_position_embeddings": 64,
+        "logits_scaling": 4.0,
+    },
+    # Projects its hidden states behind the last layer.
+    "opt": {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 16,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "init_std": 0.2,
+        "max_position_embeddings": 64,
+    },
+    # ALiBi: takes no position ids.
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
+}
+
+
+@pytest.fixture
+def tiny_source():
+    """Sources of tiny random models over digits and ">": `tiny_source(model_type, ...)`."""
+
+    def source(model_type: str = "llama", **options) -> RandomCausalLM:
+        fields = {**ARCHITECTURES[model_type], **options.pop("config", {})}
+        return RandomCausalLM({"model_type": model_type, **fields}, "0123456789>", **options)
+
+    return source

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_rl.models import RandomCausalLM
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_vocabulary_and_special_ids_come_from_the_alphabet(tiny_source):
+    source = tiny_source()
+    config = source.model(0).config
+    assert config.vocab_size == len(source.tokenizer()) == 14  # 11 characters and 3 special tokens
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
+
+
+def test_weights_depend_on_the_seed_alone(tiny_source):
+    first = weights(tiny_source().model(0))
+    torch.manual_seed(123)
+    assert torch.equal(first, weights(tiny_source().model(0)))
+    assert not torch.equal(first, weights(tiny_source().model(1)))
+
+
+def test_global_random_states_stay_as_they_are(tiny_source):
+    before = (torch.get_rng_state(), np.random.get_state()[1].copy())
+    tiny_source().model(7)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+def test_the_model_lies_on_the_cpu_whatever_the_default_device(tiny_source):
+    with torch.device("meta"):
+        model = tiny_source().model(0)
+    assert torch.equal(weights(model), weights(tiny_source().model(0)))
+
+
+def test_an_unknown_config_key_is_refused_with_the_near_one(tiny_source):
+    with pytest.raises(ValueError, match=r"'hiden_size'.*did you mean 'hidden_size'"):
+        tiny_source(config={"hiden_size": 64}).model(0)
+
+
+def test_keys_that_the_architecture_converts_or_renames_are_known(tiny_source):
+    model = tiny_source(config={"rope_theta": 77.0}).model(0)
+    assert model.config.rope_parameters["rope_theta"] == 77.0
+    # GPT-2 calls it n_embd; hidden_size is the name common to all architectures.
+    assert tiny_source("gpt2", config={"hidden_size": 16}).model(0).config.n_embd == 16
+
+
+def test_what_the_alphabet_gives_cannot_be_set(tiny_source):
+    with pytest.raises(ValueError, match="vocab_size"):
+        tiny_source(config={"vocab_size": 20}).model(0)
+
+
+def test_the_config_names_an_architecture():
+    with pytest.raises(ValueError, match="model_type, such as 'llama'"):
+        RandomCausalLM({"hidden_size": 32}, "01").model(0)
+
+
+def test_the_tokenizer_is_made_once(tiny_source):
+    source = tiny_source()
+    assert source.tokenizer() is source.tokenizer()
+
+
+def test_dropout_is_off_in_training_mode_unless_asked_for(tiny_source):
+    ids = torch.arange(8)[None]
+    off = tiny_source("gpt2").model(0)  # GPT-2's own config drops with probability 0.1
+    assert off.training
+    assert torch.equal(off(ids).logits, off(ids).logits)
+    on = tiny_source("gpt2", dropout=True).model(0)
+    assert on.training
+    assert not torch.equal(on(ids).logits, on(ids).logits)
+
+
+def test_float16_weights_are_refused(tiny_source):
+    with pytest.raises(ValueError, match=r"'float16'.*float32.*bf16-mixed"):
+        tiny_source(dtype="float16")
+
+
+def test_bfloat16_weights_warn_that_updates_vanish(tiny_source):
+    with pytest.warns(UserWarning, match=r"vanish.*float32 with trainer.precision: bf16-mixed"):
+        model = tiny_source(dtype="bfloat16").model(0)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
