@@ -119,7 +119,9 @@ def test_an_architecture_with_other_logits_is_refused():
 
 @pytest.mark.parametrize(("model_type", "limit"), [("llama", 64), ("gpt2", 64), ("bloom", None)])
 def test_the_context_is_that_of_the_position_embeddings(tiny_source, model_type, limit):
-    assert Policy(tiny_source(model_type).model(0)).max_context_tokens == limit
+    source = tiny_source(model_type)
+    assert source.max_context_tokens() == limit
+    assert Policy(source.model(0)).max_context_tokens == limit
 
 
 @pytest.mark.parametrize(("ids", "expected"), [(2, (2,)), ([2, 5], (2, 5)), (None, ())])
