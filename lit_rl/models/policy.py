@@ -136,7 +136,7 @@ class Policy(nn.Module):
 
         Generation and scoring, in evaluation mode or without gradient, are not affected.
         """
-        # One method under two names: transformers below 5.2x has the second one only.
+        # One method under two names: early releases of transformers 5 have the second one only.
         model = self.model
         name = "activation_checkpointing_enable"
         enable = getattr(model, name, None) or model.gradient_checkpointing_enable
