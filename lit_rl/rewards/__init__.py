@@ -1,0 +1,23 @@
+"""Rewards: from the texts of a rollout to one number per response."""
+
+from lit_rl.rewards.base import Reward
+from lit_rl.rewards.exact_answer import ExactAnswer
+from lit_rl.rewards.length import Length
+from lit_rl.rewards.math_equivalence import MathEquivalence
+from lit_rl.rewards.number_in_text import NumberInText
+from lit_rl.rewards.python_function import PythonFunction
+from lit_rl.rewards.reasoning_gym_score import ReasoningGymScore
+from lit_rl.rewards.regex_format import RegexFormat
+from lit_rl.rewards.weighted_sum import WeightedSum
+
+__all__ = [
+    "ExactAnswer",
+    "Length",
+    "MathEquivalence",
+    "NumberInText",
+    "PythonFunction",
+    "ReasoningGymScore",
+    "RegexFormat",
+    "Reward",
+    "WeightedSum",
+]

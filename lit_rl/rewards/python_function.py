@@ -1,0 +1,79 @@
+"""A reward written as a Python function."""
+
+import asyncio
+import difflib
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from lit_rl.rewards.base import Reward
+from lit_rl.types import Rollout
+
+# What a function receives besides the columns of the data set; no column can have such a name.
+ARGUMENTS = ("prompts", "responses", "answers", "finished")
+
+
+@dataclass(frozen=True)
+class PythonFunction(Reward):
+    """The values that a function returns; a config names the function by its import path.
+
+    The function is called once per rollout with keyword arguments: `prompts`, `responses`,
+    `answers` (lists of str), `finished` (list of bool) and every column of the data set by its
+    name, each a list with one entry per response. It receives those that its signature names, or
+    all if it takes `**kwargs`. It returns one value per response, see `Reward`: a list, array or
+    tensor. An `async` function is awaited.
+
+    Args:
+        function: a function, a method, or an object that can be called.
+    """
+
+    function: Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the class of an object."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def values(self, rollout: Rollout) -> Any:
+        """Return what the function returns, unchecked."""
+        result = self.function(**self._arguments(rollout))
+        return _run(result) if inspect.isawaitable(result) else result
+
+    def _arguments(self, rollout: Rollout) -> dict[str, Any]:
+        available = {name: list(column) for name, column in rollout.columns.items()}
+        available |= {name: list(getattr(rollout, name)) for name in ARGUMENTS[:-1]}
+        available["finished"] = rollout.finished.tolist()
+        parameters = inspect.signature(self.function).parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return available
+        for parameter in parameters:
+            if parameter.default is parameter.empty and parameter.name not in available:
+                near = difflib.get_close_matches(parameter.name, available, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(
+                    f"{self.name} has a parameter {parameter.name}, but there are only "
+                    f"{', '.join(sorted(available))}{hint}"
+                )
+        names = [parameter.name for parameter in parameters]
+        return {name: available[name] for name in names if name in available}
+
+
+def _run(awaitable: Awaitable[Any]) -> Any:
+    async def wait() -> Any:
+        return await awaitable
+
+    if not _in_a_loop():
+        return asyncio.run(wait())
+    # The loop of this thread, as in a notebook, cannot be entered twice.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, wait()).result()
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

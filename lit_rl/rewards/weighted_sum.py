@@ -1,0 +1,70 @@
+"""Several rewards as one, with a name and a weight each."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lit_rl.rewards.base import Reward, checked_values
+from lit_rl.types import Rollout
+
+
+class WeightedSum(Reward):
+    """The sum over named parts of weight times value.
+
+    A part that does not apply to a response adds nothing to it; where no part applies, the
+    response is missing. A part may itself be a `WeightedSum`: its parts become parts of this one,
+    with the product of the weights.
+
+    Args:
+        parts: the rewards by the name under which they are logged.
+        weights: a factor per name; 1 for a name that is not in it.
+
+    Raises:
+        ValueError: for no parts, for a weight of an unknown name or one that is not finite, and for
+            parts of nested sums that share a name.
+    """
+
+    def __init__(self, parts: dict[str, Reward], weights: dict[str, float] | None = None) -> None:
+        factors = dict.fromkeys(parts, 1.0) | (weights or {})
+        if not parts or factors.keys() != parts.keys():
+            raise ValueError(
+                f"weights are given for {sorted(weights or {})}, but the parts are "
+                f"{sorted(parts)}; an example is parts answer and format, weights answer: 1.0"
+            )
+        if not all(math.isfinite(factor) for factor in factors.values()):
+            raise ValueError(f"weights {factors} must be finite numbers, such as 0.5")
+        self.rewards: dict[str, Reward] = {}
+        self.weights: dict[str, float] = {}
+        for name, reward in parts.items():
+            if isinstance(reward, WeightedSum):
+                for inner, weight in reward.weights.items():
+                    self._add(inner, reward.rewards[inner], factors[name] * weight)
+            else:
+                self._add(name, reward, factors[name])
+
+    def _add(self, name: str, reward: Reward, weight: float) -> None:
+        if name in self.rewards:
+            raise ValueError(
+                f"two parts are called {name!r}; the names of nested sums must differ, "
+                f"such as {name}_2"
+            )
+        self.rewards[name], self.weights[name] = reward, weight
+
+    def parts(self, rollout: Rollout) -> dict[str, Float[Tensor, " rollouts"]]:
+        """Return the values of each part before weighting; NaN where it does not apply."""
+        return {
+            name: checked_values(name, reward, rollout) for name, reward in self.rewards.items()
+        }
+
+    def total(self, parts: dict[str, Float[Tensor, " rollouts"]]) -> Float[Tensor, " rollouts"]:
+        """Return the weighted sum of the parts that apply; NaN where none does."""
+        weighted = torch.stack([self.weights[name] * values for name, values in parts.items()])
+        absent = weighted.isnan()
+        return weighted.masked_fill(absent, 0.0).sum(0).masked_fill(absent.all(0), torch.nan)
+
+    def values(self, rollout: Rollout) -> list[float | None]:
+        """Return the weighted sum, None where no part applies."""
+        total = self.total(self.parts(rollout)).tolist()
+        return [None if math.isnan(value) else value for value in total]
