@@ -52,8 +52,8 @@ def test_errors_name_the_part(rollout_of):
 
 def test_wrong_weights_and_names_are_refused(nested):
     part = {"answer": ExactAnswer()}
-    with pytest.raises(ValueError, match=r"weights are given for \['anwser'\].*\['answer'\]"):
-        WeightedSum(part, {"anwser": 1.0})
+    with pytest.raises(ValueError, match=r"weights are given for \['answerr'\].*\['answer'\]"):
+        WeightedSum(part, {"answerr": 1.0})
     with pytest.raises(ValueError, match="must be finite"):
         WeightedSum(part, {"answer": float("nan")})
     with pytest.raises(ValueError, match="the parts are \\[\\]"):

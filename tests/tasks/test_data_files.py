@@ -114,8 +114,8 @@ def test_a_bad_row_is_an_error_that_says_where(write, line, message):
 
 def test_a_column_that_is_not_there_is_an_error_with_the_near_one(write):
     path = write(ROWS)
-    with pytest.raises(ValueError, match=r"no column 'questoin', it has .*mean 'question'\?"):
-        files(path, prompt_column="questoin").train()
+    with pytest.raises(ValueError, match=r"no column 'questionn', it has .*mean 'question'\?"):
+        files(path, prompt_column="questionn").train()
     with pytest.raises(ValueError, match=r"prompts.jsonl has no column 'zzz', it has \["):
         files(path, answer_column="zzz").train()
 

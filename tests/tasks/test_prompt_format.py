@@ -21,7 +21,7 @@ def test_the_template_holds_for_examples_and_prompt(tokenizer):
     assert prompt_format.text("{x}+1=", tokenizer) == "add\n\nq: 2+3= a: 5\n\nq: {x}+1= a: "
 
 
-@pytest.mark.parametrize("template", ["", "{promt}", "{prompt}{prompt}"])
+@pytest.mark.parametrize("template", ["", "{prompts}", "{prompt}{prompt}"])
 def test_a_template_without_one_place_for_the_prompt_is_refused(template):
     with pytest.raises(ValueError, match=r"must hold \{prompt\} once"):
         PlainPrompt(template)
