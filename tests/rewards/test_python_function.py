@@ -32,8 +32,8 @@ async def awaited(responses):
     return [float(len(response)) for response in responses]
 
 
-def typo(responsess):
-    return responsess
+def typo(all_responses):
+    return all_responses
 
 
 class LongerThan:
@@ -88,7 +88,7 @@ def test_an_async_function_is_awaited_where_a_loop_already_runs(two):
 
 
 def test_a_parameter_that_nothing_fills_is_an_error_with_the_near_name(two):
-    with pytest.raises(RuntimeError, match=r"parameter responsess.*did you mean responses\?"):
+    with pytest.raises(RuntimeError, match=r"parameter all_responses.*did you mean responses\?"):
         PythonFunction(typo)(two)
 
 
