@@ -2,19 +2,24 @@
 
 import difflib
 import inspect
+import logging
 import re
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from pydoc import locate
 from typing import Any, NoReturn
 
-from jsonargparse import import_object  # type: ignore[attr-defined]
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
+from transformers.utils.logging import disable_progress_bar
 
 from lit_rl.algorithms import RLModule
 from lit_rl.callbacks import IterationProgressBar
@@ -28,6 +33,8 @@ class RLArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the wrong key with the nearest right one, then all that is known; exit with 2."""
+        if not self.exit_on_error:  # one of several attempts to read a value
+            super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         known = [action.dest for action in parser._actions]
         sys.stderr.write(f"error: {explain(message, known)}\n\n{message}\n")
@@ -48,7 +55,7 @@ def explain(message: str, known: Iterable[str]) -> str:
     classes = re.findall(r"Problem with given class_path '([\w.]+)'", message)
     if wrong := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         module, name = wrong.groups()
-        return _nearest(f"{module}.{name}", name, dir(import_object(module)), "in " + module)
+        return _nearest(f"{module}.{name}", name, dir(locate(module)), "in " + module)
     patterns = (
         r"unrecognized arguments: -*([\w.]+)",
         r"does not accept option '([\w.]+)'",
@@ -59,14 +66,13 @@ def explain(message: str, known: Iterable[str]) -> str:
             key = wrong.group(1)
             if not classes:
                 return _nearest(key, key, known, "")
-            parameters = inspect.signature(import_object(classes[-1])).parameters
-            options = [*parameters, *_inherited_parameters(import_object(classes[-1]))]
+            options = _parameters(locate(classes[-1]))
             return _nearest(key, key.split(".")[0], options, "of " + classes[-1])
     return message.strip().splitlines()[0]
 
 
-def _inherited_parameters(kind: type) -> list[str]:
-    """Return the constructor's parameters that a class takes through `**kwargs`."""
+def _parameters(kind: Any) -> list[str]:
+    """Return the constructor's parameters of a class, those taken through `**kwargs` included."""
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     return [name for init in constructors for name in inspect.signature(init).parameters]
 
@@ -98,6 +104,7 @@ class RLCLI(LightningCLI):
 
     def __init__(self, base_config: Path, args: ArgsType = None) -> None:
         self.base_config = base_config
+        silence_libraries()
         super().__init__(
             RLModule,
             LightningDataModule,
@@ -131,24 +138,32 @@ class RLCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration alone: a checkpoint stores weights and state, not settings."""
 
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        """Make what a check or a constructor refuses an error of the configuration."""
+        try:
+            yield
+        except ValueError as error:
+            self._parser(self.subcommand).error(str(error))
+
     def before_instantiate_classes(self) -> None:
         """Choose the folder of this run, and the run that `--ckpt_path last` means."""
         config = self.config[self.subcommand]
         root = Path(config.trainer.default_root_dir or "runs")
         algorithm = config.model.class_path.rpartition(".")[2].lower()
         name = algorithm if self.subcommand == "fit" else f"{algorithm}-{self.subcommand}"
-        if config.ckpt_path == "last":
-            config.ckpt_path = str(last_checkpoint(root, algorithm))
+        with self._readable_errors():
+            check_manual_optimization(config.trainer)
+            if config.ckpt_path == "last":
+                config.ckpt_path = str(last_checkpoint(root, algorithm))
         if config.ckpt_path is not None:
             rank_zero_info(f"The run continues from {config.ckpt_path}")
         config.trainer.default_root_dir = str(new_folder(root, name))
 
     def instantiate_classes(self) -> None:
-        """Instantiate everything; what a constructor refuses is an error of the configuration."""
-        try:
+        """Instantiate the model, the data and the trainer."""
+        with self._readable_errors():
             super().instantiate_classes()
-        except ValueError as error:
-            self._parser(self.subcommand).error(str(error))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers of the run folder and the progress bar, unless others were asked for."""
@@ -163,24 +178,34 @@ class RLCLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if settings["enable_progress_bar"] in (None, True) and not has_bar:
             callbacks.append(IterationProgressBar())
-        check_manual_optimization(settings)
         return super().instantiate_trainer(**kwargs)
 
 
-def check_manual_optimization(settings: dict[str, Any]) -> None:
+def silence_libraries() -> None:
+    """Leave out what libraries print on every run and what says nothing about this one."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+    tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    tips.addFilter(lambda record: "litlogger" not in record.getMessage())
+    disable_progress_bar()  # of reading and writing weights
+
+
+def check_manual_optimization(trainer: Namespace) -> None:
     """Refuse the Trainer's options that the module has of its own.
+
+    Args:
+        trainer: the arguments of the Trainer.
 
     Raises:
         ValueError: naming the module's option.
     """
-    if settings["gradient_clip_val"] is not None:
+    if trainer.gradient_clip_val is not None:
         raise ValueError(
-            f"trainer.gradient_clip_val {settings['gradient_clip_val']} has no effect on manual "
-            f"optimization; use --model.max_grad_norm {settings['gradient_clip_val']}"
+            f"trainer.gradient_clip_val {trainer.gradient_clip_val} has no effect on manual "
+            f"optimization; use --model.max_grad_norm {trainer.gradient_clip_val}"
         )
-    if settings["accumulate_grad_batches"] != 1:
+    if trainer.accumulate_grad_batches != 1:
         raise ValueError(
-            f"trainer.accumulate_grad_batches {settings['accumulate_grad_batches']} has no effect "
+            f"trainer.accumulate_grad_batches {trainer.accumulate_grad_batches} has no effect "
             "on manual optimization; micro-batches follow from --model.micro_batch_tokens"
         )
 
