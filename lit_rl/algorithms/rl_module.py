@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_rl.algorithms.minibatches import micro_batch_rows
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
+from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.generation import Generator, SamplingSettings, TransformersGenerator
 from lit_rl.models import CausalLMSource, Policy, evaluation_mode, frozen_copy
@@ -178,8 +179,12 @@ class RLModule(L.LightningModule):
         checkpoint["lit_rl"] = {"iteration": self.iteration}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue counting iterations."""
+        """Continue counting iterations, and begin where the data begin."""
         self.iteration = checkpoint["lit_rl"]["iteration"]
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+        position = checkpoint.get(type(datamodule).__qualname__)
+        if isinstance(datamodule, PromptDataModule) and position:
+            align_loop(checkpoint["loops"]["fit_loop"], position)
 
     def sample(
         self,

@@ -84,7 +84,7 @@ def test_one_optimizer_step_per_minibatch_and_hooks_in_order(signal, fit):
 
 
 def test_later_updates_see_changed_weights(signal, fit):
-    """The first update of an iteration has ratio 1; the second epoch re-uses a moved policy."""
+    """The first update of an iteration has ratio 1; the second epoch reuses a moved policy."""
     recorder = Recorder()
     fit(signal(update_epochs=2), iterations=1, callbacks=[recorder])
     first, second = recorder.updates

@@ -68,6 +68,25 @@ class StopAfter(RLCallback):
             trainer.should_stop = True
 
 
+def test_run_resumed_twice_trains_the_iterations_of_its_epochs(signal, fit, weights, tmp_path):
+    """max_epochs counts passes over the data, 4 iterations each, however often a run stops.
+
+    The checkpoints are written at the end of a run that was stopped within an epoch, and at the
+    end of an epoch, where Lightning's own counters would skip or repeat one.
+    """
+    whole = signal()
+    fit(whole, max_epochs=3, max_steps=-1)
+    assert whole.iteration == 12
+    path, module = None, None
+    for stop in (3, 8, 12):
+        module = signal()
+        stopper = StopAfter(stop, tmp_path / f"{stop}.ckpt")
+        fit(module, max_epochs=3, max_steps=-1, ckpt_path=path, callbacks=[stopper])
+        path = stopper.path
+    assert module.iteration == 12
+    assert torch.equal(weights(module), weights(whole))
+
+
 def test_checkpoint_holds_no_reference_and_no_settings(signal, fit, tmp_path):
     module = signal()
     fit(module, iterations=1).save_checkpoint(tmp_path / "one.ckpt")
