@@ -1,20 +1,26 @@
 """Every file in configs/ parses, and trains for two iterations on top of the base."""
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lit_rl.cli import RLCLI
+from lit_rl.models import RandomCausalLM, save_pretrained
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 FILES = sorted(CONFIGS.glob("*/*.yaml"))
-# Real models and optional packages: the same test, marked slow.
-SLOW = {"smollm2.yaml", "addition_few_shot.yaml"}
+# Files that need the real pretrained model.
+SLOW = {"smollm2.yaml", "addition_few_shot.yaml", "reasoning_gym.yaml"}
 # What a file needs beside it to make a whole run.
 COMPANIONS = {
-    "addition_few_shot.yaml": ["model/smollm2.yaml"],
     "smollm2.yaml": ["task/addition_few_shot.yaml"],
+    "addition_few_shot.yaml": ["model/smollm2.yaml"],
+    "reasoning_gym.yaml": ["model/smollm2.yaml"],
 }
+# What stands in for a hub, which tests do not reach.
+ARGUMENTS = {"hugging_face.yaml": ["--model.source.name", "exported"]}
 
 
 def cases():
@@ -23,12 +29,24 @@ def cases():
         yield pytest.param(file, id=f"{file.parent.name}/{file.name}", marks=marks)
 
 
-@pytest.mark.parametrize("file", cases())
-def test_configuration_trains_for_two_iterations(file, tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to run in, with what the configurations name: a model and a file of prompts."""
     monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load((CONFIGS / "base.yaml").read_text())
+    source = RandomCausalLM(**config["model"]["init_args"]["source"]["init_args"])
+    save_pretrained(source.model(0), source.tokenizer(), "exported")
+    rows = [json.dumps({"prompt": f"{n:03d}>", "answer": max(f"{n:03d}")}) for n in range(100)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("file", [*cases()])
+def test_configuration_trains_for_two_iterations(file):
     stack = [CONFIGS / "algorithm" / "grpo.yaml", file]
     stack += [CONFIGS / companion for companion in COMPANIONS.get(file.name, [])]
     arguments = [text for path in stack for text in ("--config", str(path))]
+    arguments += ARGUMENTS.get(file.name, [])
     arguments += ["--trainer.limit_train_batches", "2", "--trainer.max_epochs", "1"]
     arguments += ["--trainer.limit_val_batches", "1", "--trainer.num_sanity_val_steps", "0"]
     cli = RLCLI(CONFIGS / "base.yaml", ["fit", *arguments])

@@ -25,7 +25,8 @@ class IterationCheckpoint(ModelCheckpoint):
         mode: whether a larger (max) or a smaller (min) metric is better.
         save_top_k: how many of the best checkpoints stay; -1 for all. Without `monitor` only the
             newest (1), all (-1) or none (0).
-        save_last: keep `last.ckpt` beside them, which is always the newest.
+        save_last: keep `last.ckpt` beside them, which is always the newest; without `monitor` a
+            link to it.
         filename: name of the files; {iteration} and the names of metrics are filled in.
         dirpath: folder of the files; null: `checkpoints` in the run folder.
     """
@@ -51,7 +52,8 @@ class IterationCheckpoint(ModelCheckpoint):
             monitor=monitor,
             mode=mode,
             save_top_k=save_top_k,
-            save_last=save_last,
+            # With a metric the newest weights may not be among the best, which a link could name.
+            save_last="link" if save_last and monitor is None else save_last,
             auto_insert_metric_name=False,
             every_n_epochs=0,
         )
