@@ -1,7 +1,6 @@
 """What is measured, and how sure we are of it."""
 
 from lit_rl.evaluation.held_out import Evaluation, HeldOutMetrics
-from lit_rl.evaluation.intervals import standard_error
 from lit_rl.evaluation.pass_at_k import pass_at_k
 from lit_rl.evaluation.samples import sample_rows
 from lit_rl.evaluation.statistics import Statistics, Summary, widest_float
@@ -13,6 +12,5 @@ __all__ = [
     "Summary",
     "pass_at_k",
     "sample_rows",
-    "standard_error",
     "widest_float",
 ]
