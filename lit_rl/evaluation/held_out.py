@@ -26,6 +26,8 @@ class Evaluation:
     def __post_init__(self) -> None:
         if self.num_samples < 0:
             raise ValueError(f"evaluation.num_samples is {self.num_samples}, must be 0 or more")
+        if len(set(self.pass_at)) < len(self.pass_at):
+            raise ValueError(f"evaluation.pass_at {self.pass_at} names a k twice")
         for k in self.pass_at:
             if self.num_samples and not 1 <= k <= self.num_samples:
                 raise ValueError(
