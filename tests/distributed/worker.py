@@ -1,0 +1,288 @@
+"""Runs every scenario in one process of one or two; the tests compare what the processes saw.
+
+    WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=... python worker.py FOLDER
+
+writes `FOLDER/2-0.pt`: by scenario what this process rolled out, trained and logged.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from datasets import Dataset
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from lit_rl.advantages import LeaveOneOut
+from lit_rl.advantages.base import AdvantageEstimator
+from lit_rl.aggregations import TokenMean
+from lit_rl.algorithms import GRPO, DrGRPO, PolicyGradient
+from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback, Throughput
+from lit_rl.data import PromptDataModule
+from lit_rl.evaluation import Evaluation
+from lit_rl.generation import Generator, SamplingSettings
+from lit_rl.kl_penalties import KLInReward
+from lit_rl.models import RandomCausalLM
+from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.rewards import PythonFunction, WeightedSum
+from lit_rl.tasks import Task
+from lit_rl.types import Rollout
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.2,
+}
+WORLD_SIZE, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+# One process takes each minibatch whole, two of them in many small pieces.
+MICRO_BATCH_TOKENS = {1: 10_000, 2: 24}[WORLD_SIZE]
+TIMEOUT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Numbers(Task):
+    """Prompts of one to three digits, so that ranks pad to different widths."""
+
+    numbers: tuple[int, ...] = (3, 71, 502, 9, 640, 28, 555, 17, 4, 831, 66, 290)
+
+    def train(self) -> Dataset:
+        return self._data_set(self.numbers)
+
+    def held_out(self) -> Dataset:
+        return self._data_set((7, 12, 345, 68, 901))
+
+    def _data_set(self, numbers: tuple[int, ...]) -> Dataset:
+        texts = [str(number) for number in numbers]
+        return Dataset.from_dict({"prompt": [f"{t}>" for t in texts], "answer": texts})
+
+
+def num_fives(responses: list[str]) -> list[float]:
+    """A reward with signal in almost every group of random digits."""
+    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+
+
+def after_long_prompts(prompts: list[str], responses: list[str]) -> list[float]:
+    """A reward without signal after short prompts."""
+    values = zip(prompts, num_fives(responses), strict=True)
+    return [value if len(prompt) == 4 else 0.0 for prompt, value in values]
+
+
+def after_one_prompt(prompts: list[str], responses: list[str]) -> list[float | None]:
+    """A part that applies to one of twelve prompts: in an iteration to rows of one rank, or none."""
+    return [float(len(r)) if p == "71>" else None for p, r in zip(prompts, responses, strict=True)]
+
+
+def without_nine(responses: list[str]) -> list[float | None]:
+    """A reward that is missing for some responses."""
+    values = zip(responses, num_fives(responses), strict=True)
+    return [None if "9" in response else value for response, value in values]
+
+
+class OneAndThreeTokens(Generator):
+    """Answers the prompt of row 0 with one token and that of row 1 with three."""
+
+    def __call__(self, policy, tokenizer, prompts, sampling, *, group_size, seed):
+        mask = torch.tensor([[True, row == 1, row == 1] for row in prompts.row_ids])
+        mask = mask.repeat_interleave(group_size, 0)
+        repeated = {
+            name: tuple(entry for entry in getattr(prompts, name) for _ in range(group_size))
+            for name in ("texts", "answers")
+        }
+        return Rollout(
+            prompt_ids=prompts.ids.repeat_interleave(group_size, 0),
+            prompt_mask=prompts.mask.repeat_interleave(group_size, 0),
+            response_ids=mask.long() * 5,
+            mask=mask,
+            sampler_log_probs=torch.zeros(mask.shape),
+            finished=mask[:, 0],
+            prompts=repeated["texts"],
+            responses=tuple("5" * n for n in mask.sum(1).tolist()),
+            answers=repeated["answers"],
+            columns={},
+            group_size=group_size,
+        )
+
+
+class Ones(AdvantageEstimator):
+    """An advantage of 1 everywhere."""
+
+    def __call__(self, scored):
+        return scored.mask.float()
+
+
+class FourAndOne(PolicyLoss):
+    """A loss of 4 for the token of a response of one, and of 1 for each token of a longer one."""
+
+    def __call__(self, log_probs, experience):
+        value = torch.where(experience.mask.sum(1) == 1, 4.0, 1.0)[:, None] * experience.mask
+        return value * (log_probs - log_probs.detach()).exp()
+
+
+class Recorder(RLCallback):
+    """Keeps what this process sees."""
+
+    def __init__(self, checkpoint: Path | None, checkpoint_at: int) -> None:
+        self.checkpoint, self.checkpoint_at = checkpoint, checkpoint_at
+        self.seen: dict[str, list[Any]] = {
+            name: []
+            for name in ("prompts", "responses", "parts", "micro_batches", "backward", "metrics")
+        }
+
+    def on_rollout(self, trainer, module, scored, experience):
+        self.seen["prompts"].append(scored.prompts)
+        self.seen["responses"].append(scored.responses)
+        self.seen["parts"].append(scored.reward_parts)
+
+    def on_before_backward(self, trainer, pl_module, loss):
+        self.seen["backward"].append(loss.item())
+
+    def on_minibatch(self, trainer, module, update):
+        self.seen["micro_batches"].append(len(update.micro_batches))
+
+    def on_validation_end(self, trainer, pl_module):
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        self.seen["metrics"].append(metrics)
+        if self.checkpoint is not None and pl_module.iteration == self.checkpoint_at:
+            trainer.save_checkpoint(self.checkpoint)
+
+
+def build_module(kind: type[PolicyGradient] = GRPO, **settings: Any) -> PolicyGradient:
+    defaults = {
+        "source": RandomCausalLM(alphabet="0123456789>", config=LLAMA),
+        "reward": PythonFunction(num_fives),
+        "group_size": 4,
+        "sampling": SamplingSettings(max_new_tokens=5),
+        # AdamW would hide a wrong scale of the gradient.
+        "optimizer": partial(torch.optim.SGD, lr=0.2),
+        "kl_coef": 0.0,
+        "update_epochs": 2,
+        "num_minibatches": 2,
+        "micro_batch_tokens": MICRO_BATCH_TOKENS,
+        "evaluation": Evaluation(num_samples=2, pass_at=(2,)),
+    }
+    return kind(**{**defaults, **settings})
+
+
+def build_data(**settings: Any) -> PromptDataModule:
+    defaults = {
+        "task": Numbers(),
+        "batch_size": 6,
+        "eval_batch_size": 4,
+        "max_prompt_tokens": 8,
+    }
+    return PromptDataModule(**{**defaults, **settings})
+
+
+def build_trainer(**settings: Any) -> L.Trainer:
+    ranks = DDPStrategy(process_group_backend="gloo", timeout=TIMEOUT)
+    defaults = {
+        "accelerator": "cpu",
+        "devices": WORLD_SIZE,
+        "strategy": ranks if WORLD_SIZE > 1 else SingleDeviceStrategy(torch.device("cpu")),
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "inference_mode": False,
+        "num_sanity_val_steps": 0,
+        "val_check_interval": 1,
+        "check_val_every_n_epoch": None,
+        "max_epochs": -1,
+    }
+    return L.Trainer(**{**defaults, **settings})
+
+
+def weights(module: PolicyGradient) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.policy.parameters()]).clone()
+
+
+def train(
+    iterations: int = 3,
+    data: dict[str, Any] | None = None,
+    checkpoint: Path | None = None,
+    resume: Path | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train and return what this process saw."""
+    module, recorder = build_module(**settings), Recorder(checkpoint, checkpoint_at=1)
+    module.configure_model()
+    initial = weights(module)
+    trainer = build_trainer(
+        max_steps=iterations * module.steps_per_iteration,
+        callbacks=[RewardMetrics(), RatioMetrics(), Throughput(), recorder],
+    )
+    trainer.fit(module, build_data(**(data or {})), ckpt_path=resume)
+    return {**recorder.seen, "initial": initial, "weights": weights(module)}
+
+
+def refusal(data: dict[str, Any], trainer: dict[str, Any]) -> str:
+    """Return the error that ends a run."""
+    try:
+        build_trainer(max_steps=4, **trainer).fit(build_module(), build_data(**data))
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
+    """What is run, by name; the first of them in both numbers of processes."""
+    grpo = partial(train, kl_coef=0.1, entropy_coef=0.01)
+    parts = {"fives": PythonFunction(num_fives), "rare": PythonFunction(after_one_prompt)}
+    checkpoint = folder / "two-processes.ckpt"
+    both: dict[str, Callable[[], Any]] = {
+        "grpo": partial(grpo, checkpoint=checkpoint if WORLD_SIZE == 2 else None),
+        "token_mean": partial(
+            train, aggregation=TokenMean(), reward=PythonFunction(without_nine), max_grad_norm=None
+        ),
+        "dr_grpo": partial(train, kind=DrGRPO),
+        "kl_in_reward": partial(train, kl=KLInReward(), kl_coef=0.1, advantage=LeaveOneOut()),
+        "skip_zero_advantages": partial(
+            train, skip_zero_advantages=True, reward=PythonFunction(after_long_prompts)
+        ),
+        "reward_parts": partial(train, reward=WeightedSum(parts, {"rare": 0.1})),
+        "same_prompt": partial(train, iterations=1, data={"task": Numbers(numbers=(71,) * 6)}),
+        "one_and_three_tokens": partial(
+            train,
+            iterations=1,
+            data={"task": Numbers(numbers=(3, 4)), "batch_size": 2},
+            kind=PolicyGradient,
+            generator=OneAndThreeTokens(),
+            advantage=Ones(),
+            policy_loss=FourAndOne(),
+            aggregation=TokenMean(),
+            group_size=1,
+            update_epochs=1,
+            num_minibatches=1,
+        ),
+        "resumed": partial(grpo, resume=checkpoint),
+    }
+    only_two: dict[str, Callable[[], Any]] = {
+        "grpo again": grpo,
+        "odd batch": partial(refusal, {"batch_size": 5}, {}),
+        "two samplers": partial(refusal, {}, {"use_distributed_sampler": True}),
+    }
+    return both | only_two if WORLD_SIZE == 2 else both
+
+
+def main() -> None:
+    """Run all scenarios and write what this process saw."""
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    results = {name: scenario() for name, scenario in scenarios(folder).items()}
+    torch.save(results, folder / f"{WORLD_SIZE}-{RANK}.pt")
+
+
+if __name__ == "__main__":
+    main()
