@@ -15,8 +15,9 @@ def held_out_metrics(trainer: Trainer) -> dict[str, float]:
 
 
 def held_out_names(metrics: Mapping[str, float]) -> list[str]:
-    """Return the names of the metrics, without those of their standard errors."""
-    return [name for name in metrics if not name.endswith(STANDARD_ERROR)]
+    """Return the names of the held-out metrics, without those of their standard errors."""
+    names = [name for name in metrics if name.startswith("val/")]
+    return [name for name in names if not name.endswith(STANDARD_ERROR)]
 
 
 def with_standard_error(metrics: Mapping[str, float], name: str) -> str:

@@ -34,9 +34,9 @@ class RunSummary(Callback):
         """Start the clock."""
         self._start = perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Note the first and the last held-out metrics."""
-        self.after = held_out_metrics(trainer)
+        self.after = {"iteration": float(pl_module.iteration), **held_out_metrics(trainer)}
         self.before = self.before or self.after
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -66,12 +66,14 @@ def metrics_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
     """Return held-out metrics before and after training, with standard errors where known.
 
     Args:
-        before: metrics by name; a standard error has the name of its metric and a suffix.
+        before: metrics by name, and the `iteration` after which they were measured; a standard
+            error has the name of its metric and a suffix.
         after: the same later.
     """
     table = Table(title="held-out prompts", title_justify="left")
-    for column, justify in (("metric", "left"), ("before", "right"), ("after", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("metric")
+    table.add_column(f"iteration {before['iteration']:.0f}", justify="right")
+    table.add_column(f"iteration {after['iteration']:.0f}", justify="right")
     for name in held_out_names(after):
         table.add_row(name, with_standard_error(before, name), with_standard_error(after, name))
     return table

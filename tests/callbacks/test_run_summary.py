@@ -19,6 +19,8 @@ def test_before_and_after_samples_and_paths(fit, tiny_module, tmp_path, capsys):
     row = next(line for line in shown.splitlines() if "val/greedy_accuracy" in line)
     assert "0.040 ± 0.050" in row
     assert "0.975 ± 0.050" in row
+    assert "iteration 0" in shown
+    assert "iteration 4" in shown
     assert [f"{row}82>" in shown for row in range(5)] == [True, True, True, False, False]
     assert "\x1b" not in shown
     assert "iterations: 4\n" in shown
