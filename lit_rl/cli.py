@@ -68,7 +68,19 @@ def explain(message: str, known: Iterable[str]) -> str:
                 return _nearest(key, key, known, "")
             options = _parameters(locate(classes[-1]))
             return _nearest(key, key.split(".")[0], options, "of " + classes[-1])
-    return message.strip().splitlines()[0]
+    return _refused_value(message)
+
+
+def _refused_value(message: str) -> str:
+    """Return the path of the key whose value was refused, and the innermost reason."""
+    path = ".".join(re.findall(r'Parser key "([\w.]+)"', message))
+    frame = (
+        r"Parser key .*:$|Problem with given|Does not validate|Subtypes:|Expected a <class 'None"
+    )
+    lines = [line.strip(" -") for line in message.split("Errors:")[-1].strip().splitlines()]
+    reason = next(line for line in lines if not re.match(frame, line))
+    reason = re.sub(r'^Parser key "[\w.]+": ', "", reason)
+    return f"{path}: {reason}" if path else reason
 
 
 def _parameters(kind: Any) -> list[str]:

@@ -118,6 +118,26 @@ def test_printed_configuration_is_a_configuration(tmp_path, capsys):
     assert printed_config("--config", str(file), capsys=capsys) == first
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--model.group_size", "abc"], "model.group_size: Expected a <class 'int'>."),
+        (
+            ["--model.lr_schedule", "sine"],
+            "model.lr_schedule: Expected a typing.Literal['constant'",
+        ),
+        (["--model.sampling.max_new_tokens", "2.5"], "model.sampling.max_new_tokens: Expected a"),
+        (["--data.task.num_digits", "x"], "data.task.num_digits: Expected a <class 'int'>."),
+        (["--trainer.max_epochs", "x"], "trainer.max_epochs: Expected a <class 'int'>"),
+        (["--config", "no.yaml"], "config: File does not exist"),
+        (["--model.policy_loss.dual_clip", "0.5"], "dual_clip must be above 1, for example 3.0"),
+    ],
+)
+def test_error_of_a_value_begins_with_its_key_and_the_reason(arguments, line, capsys):
+    error = error_of(*arguments, capsys=capsys)
+    assert error.startswith(f"error: {line}"), error
+
+
 def test_explanation_of_another_error_is_its_first_line():
     assert explain("Expected an int\nmore", []) == "Expected an int"
 
