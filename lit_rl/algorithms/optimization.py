@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+PRECISIONS = ("bf16-mixed", "32-true")
+
 
 def check_trainer(trainer: L.Trainer) -> None:
     """Refuse the settings of a Trainer with which the loop would be wrong.
@@ -23,10 +25,11 @@ def check_trainer(trainer: L.Trainer) -> None:
             f"trainer.strategy {type(trainer.strategy).__name__} is not supported: gradients and "
             "generation need its own adapter. Use --trainer.strategy auto (one device) or ddp"
         )
-    if str(trainer.precision).startswith("16"):
+    if str(trainer.precision) not in PRECISIONS:
         raise ValueError(
             f"trainer.precision {trainer.precision} is not supported: float16 needs a loss scale "
-            "that clipping would not see. Use --trainer.precision bf16-mixed or 32-true"
+            "that clipping would not see, and the format of the weights is that of the source "
+            f"(--model.source.dtype). Use --trainer.precision {' or '.join(PRECISIONS)}"
         )
 
 
