@@ -189,10 +189,15 @@ class PromptDataModule(L.LightningDataModule):
     def _check_context(self, longest: int, kind: str) -> None:
         limit, new = self._reader.max_context_tokens, self._reader.sampling.max_new_tokens
         if limit is not None and longest + new > limit:
+            example = (
+                f"max_prompt_tokens {limit - new} with overlong drop"
+                if new < limit
+                else f"max_new_tokens {max(1, limit // 2)}"
+            )
             raise ValueError(
                 f"the longest of the {kind} prompts has {longest} tokens and a response up to "
                 f"max_new_tokens {new}, together {longest + new}, but the model reads {limit}; "
-                f"such as max_prompt_tokens {max(1, limit - new)} with overlong drop"
+                f"such as {example}"
             )
 
     def train_dataloader(self) -> DataLoader[Prompts]:
