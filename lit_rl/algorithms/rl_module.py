@@ -244,7 +244,9 @@ class RLModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the measures over all held-out prompts."""
-        self.log_dict({"step": float(self.iteration), **self.held_out.results()})
+        values = {"step": float(self.iteration), **self.held_out.results()}
+        # They are the same on every rank; without a reduction Lightning warns of each of them.
+        self.log_dict(values, sync_dist=True)
 
     def predict_step(self, prompts: Prompts, batch_idx: int) -> list[dict[str, Any]]:
         """Answer each prompt once, as `sampling` says."""
