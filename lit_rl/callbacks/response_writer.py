@@ -21,12 +21,15 @@ class ResponseWriter(BasePredictionWriter):
 
     def __init__(self) -> None:
         super().__init__(write_interval="batch")
+        self._paths: list[Path]
         self._path: Path
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the file."""
-        rank = f"-rank{trainer.global_rank}" if trainer.world_size > 1 else ""
-        self._path = run_folder(trainer) / f"predictions{rank}.jsonl"
+        """Find the files of all processes, and that of this one."""
+        folder, ranks = run_folder(trainer), range(trainer.world_size)
+        names = [f"predictions-rank{rank}" for rank in ranks] if len(ranks) > 1 else ["predictions"]
+        self._paths = [folder / f"{name}.jsonl" for name in names]
+        self._path = self._paths[trainer.global_rank]
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin an empty file."""
@@ -49,4 +52,5 @@ class ResponseWriter(BasePredictionWriter):
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say where the responses are."""
         if trainer.is_global_zero:
-            console().print(f"responses: {self._path}", soft_wrap=True, markup=False)
+            for path in self._paths:
+                console().print(f"responses: {path}", soft_wrap=True, markup=False)
