@@ -1,0 +1,89 @@
+"""Processes that are stopped whatever happens, and one launch whose results many tests read."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SECONDS = 150
+"""Time limit of a launch. A process that waits in vain for another fails after 60 seconds."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one process saw, and what each of two saw, by scenario."""
+
+    one: dict[str, Any]
+    two: tuple[dict[str, Any], dict[str, Any]]
+
+
+def run_together(commands: list[list[str]], environments: list[dict[str, str]], cwd: Path) -> str:
+    """Run commands at the same time and return what they print; all end before this returns."""
+    outputs = [cwd / f"output-{number}.txt" for number in range(len(commands))]
+    processes = []
+    try:
+        for command, environment, output in zip(commands, environments, outputs, strict=True):
+            with output.open("w") as file:
+                process = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            processes.append(process)
+        codes = [process.wait(SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            # With what it has started itself.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    text = "\n".join(output.read_text() for output in outputs)
+    assert codes == [0] * len(commands), text[-6000:]
+    return text
+
+
+def launch(world_size: int, folder: Path) -> None:
+    """Run the worker in so many processes that find each other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    worker = Path(__file__).with_name("worker.py")
+    environments = [
+        {
+            "WORLD_SIZE": str(world_size),
+            "NODE_RANK": "0",
+            "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        for rank in range(world_size)
+    ]
+    command = [sys.executable, str(worker), str(folder)]
+    run_together([command] * world_size, environments, folder)
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory) -> Results:
+    """Run all scenarios with two processes, then with one, which reads a checkpoint of the two."""
+    folder = tmp_path_factory.mktemp("processes")
+    launch(2, folder)
+    launch(1, folder)
+    one, first, second = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    return Results(one=one, two=(first, second))
+
+
+@pytest.fixture
+def run_alone(tmp_path):
+    """Run one command, which may start others, in the test's folder; return what it prints."""
+    return lambda *command: run_together([[*map(str, command)]], [{}], tmp_path)
