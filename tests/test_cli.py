@@ -97,7 +97,7 @@ def test_base_configuration_is_read_first(capsys):
     config = printed_config(*GRPO, "--model.group_size", "16", capsys=capsys)
     assert config["model"]["class_path"] == "lit_rl.algorithms.GRPO"
     assert config["model"]["init_args"]["group_size"] == 16
-    assert config["model"]["init_args"]["entropy_coef"] == 0.03
+    assert config["model"]["init_args"]["entropy_coef"] == 0.01
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.001
 
 

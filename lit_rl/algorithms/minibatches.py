@@ -39,7 +39,7 @@ def minibatch_rows(
 
     Example:
         >>> [rows.tolist() for rows in minibatch_rows(2, 2, 2, seed=(0,))]
-        [[0, 3], [1, 2]]
+        [[2, 0], [1, 3]]
     """
     total = num_prompts * world_size * group_size
     check_minibatches(num_prompts * world_size, group_size, num_minibatches)
