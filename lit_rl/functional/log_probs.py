@@ -57,14 +57,15 @@ def token_log_probs_and_entropy(
     p_t = softmax(head(hidden_t) / temperature), in float32 whatever the dtype of the model (float64
     stays float64): the distribution that the token was drawn from.
 
-    The logits of all tokens never exist at once, neither forward nor backward. Only the positions
-    that count are gathered, the head is applied to as many of them at a time as make `chunk_logits`
-    logits, and backward computes each chunk again instead of keeping it.
+    At no time, neither forward nor backward, do more logits exist than those of one chunk. Only the
+    positions that count are gathered, the head is applied to as many of them at a time as make
+    `chunk_logits` logits, and backward computes each chunk but the last again instead of keeping
+    it.
 
     Args:
         hidden: the state that predicts each response token, see `response_hidden`.
         head: from hidden states [any, hidden] to finite logits [any, vocab]; deterministic, as it
-            runs twice.
+            runs twice, and able to take no states, which tells the size of the vocabulary.
         targets: the response tokens; anything where the mask is False.
         mask: True where a token counts.
         temperature: the sampling temperature, above 0.
@@ -97,14 +98,17 @@ def token_log_probs_and_entropy(
     chunks = zip(
         hidden[mask].split(chunk_tokens), targets[mask].long().split(chunk_tokens), strict=True
     )
-    results = [_recomputed_chunk(states, ids, head, temperature) for states, ids in chunks]
+    *earlier, last = chunks
+    results = [_recomputed_chunk(states, ids, head, temperature) for states, ids in earlier]
+    # Backward begins with the last chunk: computing it again would save no memory.
+    results.append(_chunk(*last, head, temperature))
     log_probs, entropy = (torch.cat(column) for column in zip(*results, strict=True))
     return _scattered(log_probs, mask), _scattered(entropy, mask)
 
 
 def _vocabulary(head: Head, hidden: Tensor) -> int:
     with torch.no_grad():
-        return head(hidden.new_zeros(1, hidden.shape[-1])).shape[-1]
+        return head(hidden.new_zeros(0, hidden.shape[-1])).shape[-1]
 
 
 def _recomputed_chunk(
