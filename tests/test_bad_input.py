@@ -198,7 +198,7 @@ BAD_REWARDS = [
     (raises, RuntimeError, r"the reward raises raised ZeroDivisionError: by nought"),
     (one_value, ValueError, r"the reward one_value must give \d+ values, .* got 1 values"),
     (nan_in_row_one, ValueError, r"the reward nan_in_row_one gave nan for row 1, whose response"),
-    (none_for_all, ValueError, r"the reward none_for_all applied to no response: all \d+ values"),
+    (none_for_all, ValueError, r"the reward none_for_all applied to no response: all its values"),
 ]
 
 

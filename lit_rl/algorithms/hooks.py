@@ -32,9 +32,11 @@ class RLCallback(Callback):
 
             class StopAtEntropy(RLCallback):
                 def on_minibatch(self, trainer, module, update):
-                    experience, output = update.micro_batches[0]
-                    if output.entropy[experience.mask].mean() < 0.01:
-                        trainer.should_stop = True
+                    batches = update.micro_batches  # none on a rank that had no row
+                    low = any(out.entropy[exp.mask].mean() < 0.01 for exp, out in batches)
+                    # All ranks have to stop together.
+                    stop = trainer.strategy.reduce_boolean_decision(low, all=False)
+                    trainer.should_stop = trainer.should_stop or stop
     """
 
     def on_rollout(

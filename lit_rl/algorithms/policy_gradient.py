@@ -15,6 +15,7 @@ from lit_rl.algorithms.optimization import accumulate, clip_grad_norm, sum_over_
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.rewards.base import no_response
 from lit_rl.types import (
     Experience,
     PolicyOutput,
@@ -141,8 +142,11 @@ class PolicyGradient(RLModule):
         return self.sample(prompts, self.sampling, group_size=self.group_size, seed=seed)
 
     def score(self, rollout: Rollout) -> ScoredRollout:
-        """Give every response its reward."""
-        return self.reward(rollout)
+        """Give every response its reward, which must apply to some response on some rank."""
+        scored = self.reward(rollout)
+        if not sum_over_ranks(self.trainer, (~scored.missing).sum()):
+            raise ValueError(no_response(self.reward))
+        return scored
 
     @torch.no_grad()
     def prepare(self, scored: ScoredRollout) -> Experience:

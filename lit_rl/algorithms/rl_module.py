@@ -20,6 +20,7 @@ from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.generation import Generator, SamplingSettings, TransformersGenerator
 from lit_rl.models import CausalLMSource, Policy, evaluation_mode, frozen_copy
 from lit_rl.rewards import Reward
+from lit_rl.rewards.base import no_response
 from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
 
 # First number after the run's seed, so that no two purposes share their random numbers.
@@ -244,9 +245,11 @@ class RLModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the measures over all held-out prompts."""
-        values = {"step": float(self.iteration), **self.held_out.results()}
+        values = self.held_out.results()
+        if math.isnan(values["val/reward"]):
+            raise ValueError(no_response(self.reward))
         # They are the same on every rank; without a reduction Lightning warns of each of them.
-        self.log_dict(values, sync_dist=True)
+        self.log_dict({"step": float(self.iteration), **values}, sync_dist=True)
 
     def predict_step(self, prompts: Prompts, batch_idx: int) -> list[dict[str, Any]]:
         """Answer each prompt once, as `sampling` says."""

@@ -22,8 +22,8 @@ class Reward(ABC):
 
     A value is a finite number, in the unit that the task chooses, or None where the reward does
     not apply to the response. A response to which nothing applies is `missing`: it leaves its
-    group. A wrong number of values, a value that is no number, and values that are all None are
-    errors that name the reward.
+    group. A wrong number of values and a value that is no number are errors that name the reward.
+    A reward that applies to no response on any rank is an error of the algorithm that asks it.
     """
 
     @property
@@ -47,17 +47,12 @@ class Reward(ABC):
         """Return the rollout with its rewards, float32 on the device of the rollout.
 
         Raises:
-            ValueError: if the values are not one number per response, or apply to no response.
+            ValueError: if the values are not one number or None per response.
             RuntimeError: if computing them failed; the failure is its cause.
         """
         parts = self.parts(rollout)
         total = self.total(parts)
         missing = total.isnan()
-        if missing.all():
-            raise ValueError(
-                f"the reward {self.name} applied to no response: all {len(rollout)} values are "
-                "None; a response that it covers needs a number, such as 0.0"
-            )
         if missing.any():
             row = int(missing.nonzero()[0, 0])
             warnings.warn(
@@ -112,6 +107,14 @@ def _number(name: str, value: Any, rollout: Rollout, row: int) -> float:
         f"the reward {name} gave {shown(value)} for row {row}, whose response is "
         f"{shown(rollout.responses[row])}; a value is a finite number such as 0.0, or None where "
         "the reward does not apply"
+    )
+
+
+def no_response(reward: Reward) -> str:
+    """Return what is wrong with a reward whose values are None for every response."""
+    return (
+        f"the reward {reward.name} applied to no response: all its values are None; a response "
+        "that it covers needs a number, such as 0.0"
     )
 
 

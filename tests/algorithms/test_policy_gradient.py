@@ -243,6 +243,22 @@ def test_missing_rewards_leave_the_group_and_the_loss(algorithm, fit):
     assert experience.advantages[1:4, 0].sum().abs() < 1e-5
 
 
+def never(responses: list[str]) -> list[None]:
+    return [None] * len(responses)
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_reward_that_applies_to_no_response_is_an_error(algorithm, fit, validation):
+    settings = {"num_sanity_val_steps": -1, "limit_val_batches": 1.0} if validation else {}
+    recorder = Recorder()
+    with (
+        pytest.raises(ValueError, match="the reward never applied to no response"),
+        pytest.warns(UserWarning, match="no part of the reward never"),
+    ):
+        fit(algorithm(reward=PythonFunction(never)), callbacks=[recorder], **settings)
+    assert recorder.events == []
+
+
 def test_value_of_the_loss_at_ratio_one_is_minus_the_mean_advantage(signal, fit):
     """Advantages of a group sum to 0, so the sequence mean is 0 while the gradient is not."""
     recorder = Recorder()

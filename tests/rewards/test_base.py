@@ -92,9 +92,11 @@ def test_none_is_a_missing_row_with_a_warning_that_names_the_first(four):
     assert scored.reward_parts["given_values"].isnan().tolist() == [False, True, False, True]
 
 
-def test_none_for_all_responses_is_an_error(four):
-    with pytest.raises(ValueError, match="given_values applied to no response"):
-        GivenValues([None] * 4)(four)
+def test_none_for_all_responses_leaves_them_all_missing(four):
+    """An error only where it holds on all ranks, which the algorithm knows."""
+    with pytest.warns(UserWarning, match="applies to 4 of 4"):
+        scored = GivenValues([None] * 4)(four)
+    assert scored.missing.all()
 
 
 def test_an_exception_surfaces_with_the_name_of_the_reward_and_its_own_type(four):

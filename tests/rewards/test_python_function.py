@@ -97,7 +97,6 @@ def test_a_parameter_that_nothing_fills_is_an_error_with_the_near_name(two):
     [
         ([1.0], "must give 2 values, one per response, in a list; got 1 values"),
         ([1.0, float("nan")], r"gave nan for row 1, whose response is 'bb'"),
-        ([None, None], "applied to no response"),
     ],
 )
 def test_wrong_values_are_errors_that_name_the_function(two, values, message):
