@@ -1,7 +1,7 @@
 """The critic-free loop: generate, score, prepare, update."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.hooks import call_hooks
 from lit_rl.algorithms.minibatches import check_minibatches, micro_batch_rows, minibatch_rows
+from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.optimization import accumulate, clip_grad_norm, sum_over_ranks
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
@@ -41,9 +42,7 @@ class PolicyGradient(RLModule):
         kl_coef: weight of the KL; 0 needs no reference.
         entropy_coef: weight of the entropy bonus in the loss.
         group_size: responses per prompt.
-        old_log_probs: where the old log-probs of the ratio come from. `recomputed`: a pass of the
-            trainer over the rollout; `sampler`: those of the generator; `current`: the update's
-            own, detached, which is right for exactly one update per rollout.
+        old_log_probs: where the old log-probs of the ratio come from.
         update_epochs: passes over the rollouts of an iteration.
         num_minibatches: optimizer steps per pass.
         skip_zero_advantages: leave rows without advantage out of the passes of the update. They
@@ -64,7 +63,7 @@ class PolicyGradient(RLModule):
         kl_coef: float = 0.0,
         entropy_coef: float = 0.0,
         group_size: int = 8,
-        old_log_probs: Literal["recomputed", "sampler", "current"] = "recomputed",
+        old_log_probs: OldLogProbs = RecomputedLogProbs(),
         update_epochs: int = 1,
         num_minibatches: int = 1,
         skip_zero_advantages: bool = False,
@@ -94,11 +93,11 @@ class PolicyGradient(RLModule):
                 "the responses of one prompt: it needs at least "
                 f"{self.advantage.min_group_size}, usually 8"
             )
-        if self.old_log_probs == "current" and self.steps_per_iteration > 1:
+        if self.old_log_probs.single_update and self.steps_per_iteration > 1:
             raise ValueError(
-                "old_log_probs current is right for one update per rollout, but update_epochs "
-                f"{self.update_epochs} x num_minibatches {self.num_minibatches} make "
-                f"{self.steps_per_iteration}; use old_log_probs recomputed"
+                f"old_log_probs {type(self.old_log_probs).__name__} is right for one update per "
+                f"rollout, but update_epochs {self.update_epochs} x num_minibatches "
+                f"{self.num_minibatches} make {self.steps_per_iteration}; use RecomputedLogProbs"
             )
         if self.skip_zero_advantages and (self.entropy_coef != 0 or self.uses_reference):
             raise ValueError(
@@ -157,7 +156,8 @@ class PolicyGradient(RLModule):
             response_ids=scored.response_ids,
             mask=scored.mask & ~scored.missing[:, None],
         )
-        old, ref = self.old(scored, sequences), None
+        old = self.old_log_probs(scored, lambda: self.log_probs_under(self.policy, sequences))
+        ref = None
         if self.uses_reference:
             (reference,) = self._reference
             ref = self.log_probs_under(reference, sequences)
@@ -171,16 +171,6 @@ class PolicyGradient(RLModule):
             old_log_probs=old,
             ref_log_probs=ref,
         )
-
-    def old(self, scored: ScoredRollout, sequences: Sequences) -> Tensor | None:
-        """Return the log-probs under the policy that sampled, as `old_log_probs` says."""
-        match self.old_log_probs:
-            case "recomputed":
-                return self.log_probs_under(self.policy, sequences)
-            case "sampler":
-                return scored.sampler_log_probs
-            case "current":
-                return None
 
     def minibatches(self, num_prompts: int, epoch: int) -> list[Tensor]:
         """Deal the rows of the rollout into the minibatches of one epoch."""

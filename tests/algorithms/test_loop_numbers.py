@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lit_rl.advantages import GroupCentered
+from lit_rl.algorithms import RecomputedLogProbs, SamplerLogProbs
 from lit_rl.callbacks import RLCallback
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import TransformersGenerator
@@ -100,7 +101,7 @@ def test_the_sampler_speaks_where_it_is_asked_and_nowhere_else(algorithm, fit):
 
     Rows of different lengths then have different penalties, and advantages that are not 0.
     """
-    for choice, is_zero in (("recomputed", True), ("sampler", False)):
+    for choice, is_zero in ((RecomputedLogProbs(), True), (SamplerLogProbs(), False)):
         recorder = Recorder()
         module = algorithm(
             generator=ImpreciseSampler(),

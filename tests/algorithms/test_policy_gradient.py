@@ -7,7 +7,13 @@ import torch
 
 from lit_rl.advantages import GroupCentered
 from lit_rl.aggregations import SequenceMean, SequenceSum, TokenMean, TokenSum
-from lit_rl.algorithms import GRPO, DrGRPO
+from lit_rl.algorithms import (
+    GRPO,
+    CurrentLogProbs,
+    DrGRPO,
+    RecomputedLogProbs,
+    SamplerLogProbs,
+)
 from lit_rl.callbacks import RLCallback
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import SamplingSettings
@@ -138,7 +144,7 @@ def test_rows_without_advantage_can_be_skipped_without_changing_the_weights(
 
 def test_sources_of_old_log_probs_agree_for_one_update(signal, fit, weights):
     results = []
-    for choice in ("recomputed", "sampler", "current"):
+    for choice in (RecomputedLogProbs(), SamplerLogProbs(), CurrentLogProbs()):
         module = signal(old_log_probs=choice)
         fit(module)
         results.append(weights(module))
@@ -356,7 +362,7 @@ def test_dr_grpo_is_grpo_with_two_choices_changed(signal, fit, weights):
         ({"group_size": 1}, "group_size is 1"),
         ({"update_epochs": 0}, "update_epochs is 0"),
         ({"kl_coef": -0.1}, "kl_coef is -0.1"),
-        ({"old_log_probs": "current", "update_epochs": 2}, "use old_log_probs recomputed"),
+        ({"old_log_probs": CurrentLogProbs(), "update_epochs": 2}, "use RecomputedLogProbs"),
         ({"skip_zero_advantages": True, "entropy_coef": 0.1}, "entropy_coef 0.1"),
         ({"skip_zero_advantages": True, "kl_coef": 0.1}, "kl_coef 0.1"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
