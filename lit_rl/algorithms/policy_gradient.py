@@ -131,8 +131,9 @@ class PolicyGradient(RLModule):
         updates: list[Update] = []
         for epoch in range(self.update_epochs):
             for rows in self.minibatches(len(prompts), epoch):
-                updates.append(self.update(experience, rows, index=len(updates)))
-                call_hooks(self.trainer, "on_minibatch", self, updates[-1])
+                update = self.update(experience, rows, index=len(updates))
+                call_hooks(self.trainer, "on_minibatch", self, update)
+                updates.append(replace(update, micro_batches=()))  # the numbers stay
         self.finish(updates)
 
     def generate(self, prompts: Prompts) -> Rollout:
