@@ -181,6 +181,17 @@ def test_a_position_in_other_batches_is_refused(tmp_path):
         trainer(tmp_path).fit(Reader(), data(batch_size=6), ckpt_path=tmp_path / "within.ckpt")
 
 
+def test_other_batches_begin_where_an_epoch_ended(tmp_path):
+    """After a whole epoch the position says nothing of batches: six rows each are two batches."""
+    whole = fit(tmp_path, max_epochs=1, callbacks=[StopAfter("end", 3, tmp_path / "whole.ckpt")])
+    assert len(whole.seen) == 3
+    module = Reader()
+    resumed = trainer(tmp_path, max_epochs=2)
+    resumed.fit(module, data(batch_size=6), ckpt_path=tmp_path / "whole.ckpt")
+    assert [len(row_ids) for row_ids in module.seen] == [6, 6]
+    assert sorted(sum(module.seen, ())) == list(range(12))
+
+
 def test_validation_and_prediction_see_each_held_out_prompt_once_in_order(tmp_path):
     module = Reader()
     trainer(tmp_path).validate(module, data())
@@ -215,8 +226,9 @@ def test_ranks_get_different_prompts_of_a_batch():
     assert sorted(sum(batches[0] + batches[1], ())) == list(range(12))
 
 
-def test_one_prompt_per_iteration_is_enough():
+def test_a_batch_may_hold_one_prompt_or_all_of_them():
     assert len(set_up(batch_size=1).train_dataloader()) == 12
+    assert len(set_up(batch_size=12).train_dataloader()) == 1
 
 
 def test_evaluation_batches_know_nothing_of_the_training_batch(tmp_path):
@@ -242,6 +254,14 @@ def test_evaluation_batches_know_nothing_of_the_training_batch(tmp_path):
             {"module": Reader(max_new_tokens=5, max_context_tokens=9)},
             "has 5 tokens and a response up to max_new_tokens 5, together 10, but the model reads 9"
             "; such as max_prompt_tokens 4",
+        ),
+        # The begin token counts: 3, 5 and 4 tokens.
+        (
+            {
+                "module": Reader(max_new_tokens=5, max_context_tokens=9),
+                "task": Given({"prompt": ["1>", "123>", "12>"], "answer": ["1"] * 3}),
+            },
+            "the longest of the held-out prompts has 5 tokens",
         ),
         (
             {"task": Given({"prompt": ["1"] * 4, "answer": ["1"] * 4, "responses": [0] * 4})},

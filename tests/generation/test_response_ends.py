@@ -46,6 +46,12 @@ def test_the_token_that_completes_a_stop_string_is_the_last():
     assert texts == ("a", "ba")
 
 
+def test_a_text_is_cut_before_the_first_of_several_stop_strings():
+    # "bc" and "c" are complete at the same token.
+    for stop_strings in (("bc", "c"), ("c", "bc")):
+        assert ends([[A, B, C]], stop_strings=stop_strings)[1] == ("a",)
+
+
 def test_a_stop_string_does_not_begin_in_the_prompt():
     record, texts = ends([[C, A, B, C]], stop_strings=("bc",), prompt=(A, B))
     assert record.lengths.tolist() == [4]

@@ -8,6 +8,7 @@ THINK = r"<think>.+</think>.*"
 def test_the_whole_response_must_match(rollout_of):
     responses = ["<think>a\nb</think>c", "so <think>a</think>", "<think></think>", "<THINK>a"]
     assert RegexFormat(THINK).values(rollout_of(responses)) == [1, 0, 0, 0]
+    assert RegexFormat(r"\d+").values(rollout_of(["12", "12a", "a12", ""])) == [1, 0, 0, 0]
 
 
 def test_a_tag_that_the_prompt_opened_counts(rollout_of):
