@@ -80,6 +80,6 @@ class RatioMetrics(RLCallback):
             rank_zero_warn(
                 f"log-probs of the sampler and of the trainer differ by up to {difference:.3g} "
                 "nats for the same tokens and weights: they do not see the same policy. Look for "
-                "another precision, temperature or attention in the generator; old_log_probs "
-                "recomputed keeps the difference out of the ratios"
+                "another precision, temperature or attention in the generator; RecomputedLogProbs "
+                "as old_log_probs keeps the difference out of the ratios"
             )
