@@ -50,7 +50,7 @@ def token_log_probs_and_entropy(
     *,
     mask: Bool[Tensor, "rollouts tokens"],
     temperature: float,
-    chunk_logits: int = 2**24,
+    chunk_tokens: int = 512,
 ) -> tuple[Float[Tensor, "rollouts tokens"], Float[Tensor, "rollouts tokens"]]:
     """log_probs_t = log p_t(targets_t) and entropy_t = -sum_v p_t(v) log p_t(v).
 
@@ -58,18 +58,18 @@ def token_log_probs_and_entropy(
     stays float64): the distribution that the token was drawn from.
 
     At no time, neither forward nor backward, do more logits exist than those of one chunk. Only the
-    positions that count are gathered, the head is applied to as many of them at a time as make
-    `chunk_logits` logits, and backward computes each chunk but the last again instead of keeping
-    it.
+    positions that count are gathered, the head is applied to `chunk_tokens` of them at a time, and
+    backward computes each chunk but the last again instead of keeping it.
 
     Args:
         hidden: the state that predicts each response token, see `response_hidden`.
         head: from hidden states [any, hidden] to finite logits [any, vocab]; deterministic, as it
-            runs twice, and able to take no states, which tells the size of the vocabulary.
+            runs twice.
         targets: the response tokens; anything where the mask is False.
         mask: True where a token counts.
         temperature: the sampling temperature, above 0.
-        chunk_logits: logits that may exist at once; at least one token is computed at a time.
+        chunk_tokens: tokens whose logits may exist at once, at least 1. More of them need more
+            memory; fewer add up the gradient of the head's weights more often.
 
     Returns:
         Log-probs (at most 0) and entropy (between 0 and log(vocab)), in nats; 0, and without
@@ -94,7 +94,6 @@ def token_log_probs_and_entropy(
             f"temperature must be above 0, for example 1.0, not {temperature}: "
             "a greedy choice has no distribution to learn from"
         )
-    chunk_tokens = max(1, chunk_logits // _vocabulary(head, hidden))
     chunks = zip(
         hidden[mask].split(chunk_tokens), targets[mask].long().split(chunk_tokens), strict=True
     )
@@ -104,11 +103,6 @@ def token_log_probs_and_entropy(
     results.append(_chunk(*last, head, temperature))
     log_probs, entropy = (torch.cat(column) for column in zip(*results, strict=True))
     return _scattered(log_probs, mask), _scattered(entropy, mask)
-
-
-def _vocabulary(head: Head, hidden: Tensor) -> int:
-    with torch.no_grad():
-        return head(hidden.new_zeros(0, hidden.shape[-1])).shape[-1]
 
 
 def _recomputed_chunk(

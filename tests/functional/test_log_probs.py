@@ -73,7 +73,7 @@ def test_values_and_gradients_are_those_of_the_full_computation(problem, chunk_t
         targets,
         mask=mask,
         temperature=temperature,
-        chunk_logits=chunk_tokens * VOCAB,
+        chunk_tokens=chunk_tokens,
     )
     expected = naive(hidden, head, targets, mask, temperature)
 
@@ -88,14 +88,14 @@ def test_the_logits_of_all_tokens_never_exist(problem):
     chunk_tokens = 4
     with LargestTensor() as largest:
         outputs = token_log_probs_and_entropy(
-            hidden, head, targets, mask=mask, temperature=1.0, chunk_logits=chunk_tokens * VOCAB
+            hidden, head, targets, mask=mask, temperature=1.0, chunk_tokens=chunk_tokens
         )
         gradients(outputs, hidden, head)
 
     assert largest.vocabulary_rows == chunk_tokens
     assert largest.elements == chunk_tokens * VOCAB < ROLLOUTS * TOKENS * VOCAB
-    # 13 valid tokens: no row to learn the vocabulary, then 4, 4, 4, 1, and 4, 4, 4 in backward.
-    assert head.rows == [0, 4, 4, 4, 1, 4, 4, 4]
+    # 13 valid tokens: 4, 4, 4, 1 forward, and 4, 4, 4 again in backward.
+    assert head.rows == [4, 4, 4, 1, 4, 4, 4]
 
 
 def test_of_the_logits_only_the_last_chunk_is_kept_for_backward(problem):
@@ -110,7 +110,7 @@ def test_of_the_logits_only_the_last_chunk_is_kept_for_backward(problem):
             targets,
             mask=mask,
             temperature=1.0,
-            chunk_logits=4 * VOCAB,
+            chunk_tokens=4,
         )
     # 13 valid tokens in chunks of 4: the last chunk has one.
     assert {shape for shape in kept if shape[-1:] == (VOCAB,)} - {(HIDDEN, VOCAB)} == {(1, VOCAB)}
@@ -121,20 +121,10 @@ def test_without_gradient_the_head_runs_once_per_chunk(problem):
     head = CountingHead(head)
     with torch.no_grad():
         log_probs, entropy = token_log_probs_and_entropy(
-            hidden, head, targets, mask=mask, temperature=1.0, chunk_logits=5 * VOCAB
+            hidden, head, targets, mask=mask, temperature=1.0, chunk_tokens=5
         )
-    assert head.rows == [0, 5, 5, 3]
+    assert head.rows == [5, 5, 3]
     torch.testing.assert_close((log_probs, entropy), naive(hidden, head.linear, targets, mask, 1.0))
-
-
-def test_a_vocabulary_above_the_chunk_size_goes_token_by_token(problem):
-    hidden, targets, mask, head = problem
-    head = CountingHead(head)
-    with torch.no_grad():
-        token_log_probs_and_entropy(
-            hidden, head, targets, mask=mask, temperature=1.0, chunk_logits=VOCAB - 1
-        )
-    assert head.rows == [0] + 13 * [1]
 
 
 def test_masked_positions_change_nothing_and_get_no_gradient(problem):
