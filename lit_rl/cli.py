@@ -1,16 +1,13 @@
 """The command line: LightningCLI with a base configuration, run folders and readable errors."""
 
-import difflib
-import inspect
 import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from pydoc import locate
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
@@ -19,10 +16,12 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from lit_rl.algorithms import RLModule
-from lit_rl.callbacks import IterationProgressBar
+from lit_rl.callbacks import IterationProgressBar, StopOnInterrupt
+from lit_rl.config_errors import explain
 
 
 class RLArgumentParser(LightningArgumentParser):
@@ -37,62 +36,10 @@ class RLArgumentParser(LightningArgumentParser):
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         known = [action.dest for action in parser._actions]
-        sys.stderr.write(f"error: {explain(message, known)}\n\n{message}\n")
+        lines = [line[:200] for line in message.strip().splitlines()]
+        details = ["", *lines] if len(lines) > 1 else []
+        sys.stderr.write("\n".join([f"error: {explain(message, known)}", *details, ""]))
         self.exit(2)
-
-
-def explain(message: str, known: Iterable[str]) -> str:
-    """Return a line that begins with the wrong key of a parser's message and names a near one.
-
-    Args:
-        message: what jsonargparse says.
-        known: the keys of the parser.
-
-    Example:
-        >>> explain("unrecognized arguments: --trainr.max_epochs=3", ["trainer.max_epochs"])
-        'trainr.max_epochs is not a key; the nearest is trainer.max_epochs'
-    """
-    classes = re.findall(r"Problem with given class_path '([\w.]+)'", message)
-    if wrong := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
-        module, name = wrong.groups()
-        return _nearest(f"{module}.{name}", name, dir(locate(module)), "in " + module)
-    patterns = (
-        r"unrecognized arguments: -*([\w.]+)",
-        r"does not accept option '([\w.]+)'",
-        r"Option '([\w.]+)' is not accepted",
-    )
-    for pattern in patterns:
-        if wrong := re.search(pattern, message):
-            key = wrong.group(1)
-            if not classes:
-                return _nearest(key, key, known, "")
-            options = _parameters(locate(classes[-1]))
-            return _nearest(key, key.split(".")[0], options, "of " + classes[-1])
-    return _refused_value(message)
-
-
-def _refused_value(message: str) -> str:
-    """Return the path of the key whose value was refused, and the innermost reason."""
-    path = ".".join(re.findall(r'Parser key "([\w.]+)"', message))
-    frame = (
-        r"Parser key .*:$|Problem with given|Does not validate|Subtypes:|Expected a <class 'None"
-    )
-    lines = [line.strip(" -") for line in message.split("Errors:")[-1].strip().splitlines()]
-    reason = next(line for line in lines if not re.match(frame, line))
-    reason = re.sub(r'^Parser key "[\w.]+": ', "", reason)
-    return f"{path}: {reason}" if path else reason
-
-
-def _parameters(kind: Any) -> list[str]:
-    """Return the constructor's parameters of a class, those taken through `**kwargs` included."""
-    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    return [name for init in constructors for name in inspect.signature(init).parameters]
-
-
-def _nearest(shown: str, key: str, options: Iterable[str], where: str) -> str:
-    near = difflib.get_close_matches(key, [o for o in options if o != "self"], n=1, cutoff=0.4)
-    text = f"{shown} is not a key {where}".rstrip()
-    return f"{text}; the nearest is {near[0]}" if near else text
 
 
 def run_seed(seed_everything: bool | int) -> int:
@@ -155,7 +102,7 @@ class RLCLI(LightningCLI):
         """Make what a check or a constructor refuses an error of the configuration."""
         try:
             yield
-        except ValueError as error:
+        except (ValueError, OSError, MisconfigurationException) as error:
             self._parser(self.subcommand).error(str(error))
 
     def before_instantiate_classes(self) -> None:
@@ -165,11 +112,10 @@ class RLCLI(LightningCLI):
         algorithm = config.model.class_path.rpartition(".")[2].lower()
         name = algorithm if self.subcommand == "fit" else f"{algorithm}-{self.subcommand}"
         with self._readable_errors():
-            check_manual_optimization(config.trainer)
-            if config.ckpt_path == "last":
-                config.ckpt_path = str(last_checkpoint(root, algorithm))
-        if config.ckpt_path is not None:
-            rank_zero_info(f"The run continues from {config.ckpt_path}")
+            check_trainer_settings(config.trainer)
+            if config.ckpt_path is not None:
+                config.ckpt_path = str(checkpoint_path(config.ckpt_path, root, algorithm))
+                rank_zero_info(f"Weights and state from {config.ckpt_path}")
         config.trainer.default_root_dir = str(new_folder(root, name))
 
     def instantiate_classes(self) -> None:
@@ -177,8 +123,29 @@ class RLCLI(LightningCLI):
         with self._readable_errors():
             super().instantiate_classes()
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run; what the set-up refuses, before anything is trained, is a configuration's error."""
+        try:
+            super()._run_subcommand(subcommand)
+        except (ValueError, OSError, EOFError, MisconfigurationException) as error:
+            if self.model.training_begun:
+                raise
+            text = str(error) or f"{type(error).__name__} while reading {self._ckpt_path}"
+            self._parser(subcommand).error(text)
+        except RuntimeError as error:
+            if self.model.training_begun or "loading state_dict" not in str(error):
+                raise
+            self._parser(subcommand).error(
+                f"{self._ckpt_path} does not fit the model of this configuration; give the "
+                f"--config files of the run that wrote it\n{error}"
+            )
+
+    @property
+    def _ckpt_path(self) -> str:
+        return str(self.config[self.subcommand].ckpt_path)
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the loggers of the run folder and the progress bar, unless others were asked for."""
+        """Add the loggers of the run folder, the progress bar, and the end by Ctrl-C."""
         settings = self._get(self.config_init, "trainer")
         folder = settings["default_root_dir"]
         if settings["logger"] in (None, True):
@@ -187,6 +154,7 @@ class RLCLI(LightningCLI):
                 TensorBoardLogger(folder, name="", version=""),
             ]
         callbacks = settings["callbacks"] = list(settings["callbacks"] or [])
+        callbacks.append(StopOnInterrupt())
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if settings["enable_progress_bar"] in (None, True) and not has_bar:
             callbacks.append(IterationProgressBar())
@@ -201,14 +169,14 @@ def silence_libraries() -> None:
     disable_progress_bar()  # of reading and writing weights
 
 
-def check_manual_optimization(trainer: Namespace) -> None:
-    """Refuse the Trainer's options that the module has of its own.
+def check_trainer_settings(trainer: Namespace) -> None:
+    """Refuse the Trainer's options that the module has of its own, or cannot honour.
 
     Args:
         trainer: the arguments of the Trainer.
 
     Raises:
-        ValueError: naming the module's option.
+        ValueError: naming the option to use instead.
     """
     if trainer.gradient_clip_val is not None:
         raise ValueError(
@@ -220,6 +188,38 @@ def check_manual_optimization(trainer: Namespace) -> None:
             f"trainer.accumulate_grad_batches {trainer.accumulate_grad_batches} has no effect "
             "on manual optimization; micro-batches follow from --model.micro_batch_tokens"
         )
+    if trainer.max_steps != -1:
+        raise ValueError(
+            f"trainer.max_steps {trainer.max_steps} would count optimizer steps, of which an "
+            "iteration has several; bound a run by --trainer.max_epochs and "
+            "--trainer.limit_train_batches, the iterations of an epoch"
+        )
+    if str(trainer.precision).startswith("16"):
+        raise ValueError(
+            f"trainer.precision {trainer.precision} is not supported: float16 needs a loss scale "
+            "that clipping would not see; use --trainer.precision bf16-mixed or 32-true"
+        )
+    if isinstance(trainer.strategy, str) and not re.match("auto$|ddp", trainer.strategy):
+        raise ValueError(
+            f"trainer.strategy {trainer.strategy} is not supported; use --trainer.strategy auto "
+            "for one device, or ddp for several"
+        )
+
+
+def checkpoint_path(path: str, root: Path, algorithm: str) -> Path:
+    """Return the checkpoint that `--ckpt_path` means: a file, or `last`.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if path == "last":
+        return last_checkpoint(root, algorithm)
+    if not Path(path).exists():
+        raise ValueError(
+            f"ckpt_path: there is no {path}; name a file such as "
+            f"{root}/.../checkpoints/last.ckpt, or last for the newest run of {algorithm}"
+        )
+    return Path(path)
 
 
 def new_folder(root: Path, name: str) -> Path:

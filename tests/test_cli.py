@@ -12,7 +12,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from lit_rl.cli import RLCLI, explain, last_checkpoint, new_folder
+from lit_rl.cli import RLCLI, last_checkpoint, new_folder
+from lit_rl.config_errors import explain
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "configs" / "base.yaml"
@@ -44,6 +45,13 @@ def error_of(*arguments, capsys):
         (["--model", "lit_rl.algorithms.GRPOO"], r"lit_rl.algorithms.GRPOO is not .*GRPO"),
         (["--model.reward", "lit_rl.rewards.ExactAnser"], r"lit_rl.rewards.ExactAnser is .*Answer"),
         (["--model.policy_loss.clip_hi", "1"], r"clip_hi is not a key of .*; .* clip_high"),
+        (["--model.sampling.max_tokens", "4"], r"max_tokens is not .* sampling; .* max_new_tokens"),
+        (["--model.optimizer.learning_rate", "1"], r"learning_rate is not a key of optimizer$"),
+        (["--modl.group_size", "4"], r"modl.group_size is not a key; .* model.group_size"),
+        (["--model.advantage", "GroupNormalised"], r"model.advantage: .*; .* GroupNormalized"),
+        (["--model.advantage", "nomodule.X"], r"model.advantage: No module named 'nomodule'"),
+        (["--model.advantage", "lit_rl.aggregations.TokenMean"], r"model.advantage: .*subclass of"),
+        (["--data.task", "Largest"], r"data.task: there is no class Largest .* LargestDigit"),
     ],
 )
 def test_error_begins_with_the_key_and_the_near_one(arguments, first_line, capsys):
@@ -80,6 +88,11 @@ def test_unknown_key_in_a_file_is_refused(tmp_path, capsys):
         (["--model.sampling.temperature", "0"], "temperature must be above 0"),
         (["--trainer.gradient_clip_val", "0.5"], "use --model.max_grad_norm 0.5"),
         (["--trainer.accumulate_grad_batches", "2"], "--model.micro_batch_tokens"),
+        (["--trainer.max_steps", "6"], "--trainer.limit_train_batches"),
+        (["--trainer.precision", "16-mixed"], "use --trainer.precision bf16-mixed"),
+        (["--trainer.strategy", "fsdp"], "trainer.strategy fsdp is not supported; use"),
+        (["--trainer.strategy", "deepspeed"], "use --trainer.strategy auto"),
+        (["--ckpt_path", "lst"], "ckpt_path: there is no lst; name a file"),
         (["--seed_everything", "true"], "seed_everything is True"),
         (["--ckpt_path", "last"], "no run of grpo"),
     ],
@@ -154,6 +167,40 @@ def test_last_checkpoint_is_of_the_newest_run_of_the_algorithm(tmp_path):
         folder.mkdir(parents=True)
         (folder / "last.ckpt").touch()
     assert last_checkpoint(tmp_path, "grpo").parts[-3] == "2-grpo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.batch_size", "801"], "batch_size is 801, but there are only 800 training"),
+        (["--model.num_minibatches", "3"], "do not divide into num_minibatches 3"),
+        (["--data.task", "DataFiles", "--data.task.train_file", "no.jsonl"], "no.jsonl"),
+        (["--model.sampling.max_new_tokens", "64"], "the model reads 64"),
+    ],
+)
+def test_what_the_set_up_refuses_is_one_readable_error(
+    arguments, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    if "DataFiles" in arguments:
+        arguments = [*arguments, "--data.task.held_out_fraction", "0.5"]
+    error = error_of(*arguments, capsys=capsys)
+    assert message in error.splitlines()[0]
+
+
+def test_checkpoint_of_another_model_is_one_readable_error(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ["--trainer.limit_train_batches", "1", "--trainer.max_epochs", "1"]
+    short += ["--trainer.num_sanity_val_steps", "0"]
+    RLCLI(BASE, ["fit", *GRPO, *short])
+    (checkpoint,) = tmp_path.glob("runs/*/checkpoints/last.ckpt")
+    other = ["--model.source.alphabet", "0123456789>=", "--ckpt_path", str(checkpoint)]
+    capsys.readouterr()
+    error = error_of(*short, *other, capsys=capsys).splitlines()[0]
+    assert "does not fit the model of this configuration" in error
+    (tmp_path / "broken.ckpt").write_bytes(b"")
+    error = error_of(*short, "--ckpt_path", "broken.ckpt", capsys=capsys).splitlines()[0]
+    assert "broken.ckpt" in error
 
 
 def run(*arguments, cwd):

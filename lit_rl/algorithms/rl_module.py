@@ -80,6 +80,7 @@ class RLModule(L.LightningModule):
         self.evaluation = evaluation
         self.seed = seed
         self.iteration = 0
+        self.training_begun = False
         self.policy: Policy
         self.validation_samples: list[dict[str, Any]] = []
         if max_grad_norm is not None and max_grad_norm <= 0:
@@ -158,6 +159,7 @@ class RLModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """Let the configured settings of the optimizer hold over those of a checkpoint."""
+        self.training_begun = True
         self.policy.train()
         restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
 
@@ -249,7 +251,8 @@ class RLModule(L.LightningModule):
         if math.isnan(values["val/reward"]):
             raise ValueError(no_response(self.reward))
         # They are the same on every rank; without a reduction Lightning warns of each of them.
-        self.log_dict({"step": float(self.iteration), **values}, sync_dist=True)
+        position = {"step": float(self.iteration), "iteration": float(self.iteration)}
+        self.log_dict({**position, **values}, sync_dist=True)
 
     def predict_step(self, prompts: Prompts, batch_idx: int) -> list[dict[str, Any]]:
         """Answer each prompt once, as `sampling` says."""

@@ -10,6 +10,7 @@ from lit_rl.callbacks.response_writer import ResponseWriter
 from lit_rl.callbacks.reward_metrics import RewardMetrics
 from lit_rl.callbacks.run_summary import RunSummary
 from lit_rl.callbacks.sample_log import SampleLog
+from lit_rl.callbacks.stop_on_interrupt import StopOnInterrupt
 from lit_rl.callbacks.throughput import Throughput
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "RewardMetrics",
     "RunSummary",
     "SampleLog",
+    "StopOnInterrupt",
     "Throughput",
 ]

@@ -1,0 +1,115 @@
+"""Errors of a configuration, in one line that begins with the key that is wrong."""
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from pydoc import locate
+from typing import Any
+
+UNKNOWN_KEY = (
+    r"unrecognized arguments: -*([\w.]+)",
+    r"does not accept option '([\w.]+)'",
+    r"Option '([\w.]+)' is not accepted",
+)
+# Lines of a message that say where it comes from, or what else might have been meant.
+FRAME = "$|Parser key .*:$|.*Problem with given|Does not validate|Subtypes:|Expected a .*NoneType"
+FRAME += "|Expected a path but"
+
+
+def explain(message: str, known: Iterable[str]) -> str:
+    """Return a line that begins with the wrong key of a parser's message and says what is wrong.
+
+    Args:
+        message: what jsonargparse says.
+        known: the keys of the parser.
+
+    Example:
+        >>> explain("unrecognized arguments: --trainr.max_epochs=3", ["trainer.max_epochs"])
+        'trainr.max_epochs is not a key; the nearest is trainer.max_epochs'
+    """
+    if wrong := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
+        module, name = wrong.groups()
+        near = _near(name, dir(locate(module)))
+        return f"{module}.{name} is not there" + (f"; the nearest is {module}.{near}" * bool(near))
+    for pattern in UNKNOWN_KEY:
+        if wrong := re.search(pattern, message):
+            return _unknown_key(message[: wrong.start()], wrong.group(1), known)
+    path = ".".join(re.findall(r'Parser key "([\w.]+)"', message))
+    if wrong := re.search(r"Expected a dot import path string: (\S+)", message):
+        near = _near(wrong.group(1), _subclasses(_annotation(message) or _root(path)))
+        text = f"{path}: there is no class {wrong.group(1)} for it"
+        return f"{text}; the nearest is {near}" if near else text
+    return _refused_value(message, path)
+
+
+def _refused_value(message: str, path: str) -> str:
+    """Return the path of the key whose value was refused, and the innermost reason."""
+    lines = [line.strip(" -") for line in message.split("Errors:")[-1].strip().splitlines()]
+    reason = next((line for line in lines if not re.match(FRAME, line)), lines[0])
+    reason = re.sub(r'^Parser key "[\w.]+": |^Call to compute_fn .* failed: ', "", reason)
+    return f"{path}: {reason}" if path else reason
+
+
+def _unknown_key(context: str, key: str, known: Iterable[str]) -> str:
+    classes = re.findall(r"Problem with given class_path '([\w.]+)'", context)
+    if not classes:
+        near = _near_key(key, list(known))
+        return f"{key} is not a key" + f"; the nearest is {near}" * bool(near)
+    # The key belongs to the last class, or to an argument of it, which is named after the class.
+    below = re.findall(r'Parser key "([\w.]+)"', context.rpartition("class_path")[2])
+    *inner, last = [*".".join(below).split(".")] * bool(below) + key.split(".")
+    parameters = _parameters(locate(classes[-1]))
+    if not inner:
+        near, where = _near(last, parameters), f"of {classes[-1]}"
+    else:
+        kind = parameters.get(inner[0])
+        options = [f.name for f in fields(kind)] if is_dataclass(kind) else []
+        near, where = _near(last, options), f"of {'.'.join(inner)}"
+        if inner[0] not in parameters:
+            last, near, where = key, _near(inner[0], parameters), f"of {classes[-1]}"
+    return f"{last} is not a key {where}" + f"; the nearest is {near}" * bool(near)
+
+
+def _near_key(key: str, known: list[str]) -> str:
+    """Return the nearest key, or the key with its first part mended."""
+    head, _, rest = key.partition(".")
+    heads = {name.partition(".")[0] for name in known}
+    if rest and head not in heads and (near := _near(head, heads)):
+        whole = f"{near}.{rest}"
+        return _near(whole, known) or whole
+    return _near(key, known)
+
+
+def _annotation(message: str) -> Any:
+    """Return the type of the innermost argument that a message names, if a class takes it."""
+    classes = re.findall(r"Problem with given class_path '([\w.]+)'", message)
+    keys = re.findall(r'Parser key "([\w.]+)"', message)
+    return _parameters(locate(classes[-1])).get(keys[-1]) if classes and keys else None
+
+
+def _root(path: str) -> Any:
+    return locate("lit_rl.algorithms.RLModule") if path == "model" else None
+
+
+def _subclasses(kind: Any) -> list[str]:
+    """Return the names of all subclasses of a class that are imported."""
+    if not inspect.isclass(kind):
+        return []
+    return [name for sub in kind.__subclasses__() for name in (sub.__name__, *_subclasses(sub))]
+
+
+def _parameters(kind: Any) -> dict[str, Any]:
+    """Return a class's arguments with their types, those taken through `**kwargs` included."""
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    return {
+        name: parameter.annotation
+        for init in reversed(constructors)
+        for name, parameter in inspect.signature(init).parameters.items()
+        if name != "self"
+    }
+
+
+def _near(name: str, options: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)), "")
