@@ -29,6 +29,12 @@ def test_in_the_reward_the_default_is_k1_summed_over_the_response():
     assert KLInReward().loss(LOG_PROBS, REF_LOG_PROBS, MASK).tolist() == [[0.0, 0.0, 0.0]]
 
 
+def test_a_response_that_the_reference_finds_likelier_is_paid_for():
+    # -1 - (-0.5) and -1 - (-0.75): the estimate of a response may be negative, its mean may not.
+    ref_log_probs = torch.tensor([[-0.5, -0.75, 0.0]])
+    assert KLInReward().reward(LOG_PROBS, ref_log_probs, MASK).tolist() == [-0.75]
+
+
 @pytest.mark.parametrize(
     ("estimator", "expected"),
     [("k1", 0.5), ("k2", 0.5 + 0.125), ("k3", 0.5166), ("abs", 1.5)],

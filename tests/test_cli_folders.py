@@ -1,0 +1,50 @@
+"""The folder of a run, and the checkpoint that `--ckpt_path last` means."""
+
+import os
+import re
+
+import pytest
+
+from lit_rl.cli import last_checkpoint, new_folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Write the last checkpoint of a run at a time, in seconds."""
+
+    def write(run, time):
+        path = tmp_path / run / "checkpoints" / "last.ckpt"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (time, time))
+        return path
+
+    return write
+
+
+def test_a_folder_is_named_by_its_time_and_algorithm_and_counted_where_it_exists(tmp_path):
+    first = new_folder(tmp_path, "grpo")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-grpo", first.name)
+    # Ten runs that begin within a second or two all have a folder of their own.
+    for _ in range(10):
+        new_folder(tmp_path, "grpo").mkdir()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 10
+    assert all(re.fullmatch(r"[\d_-]{19}-grpo(-\d+)?", name) for name in names)
+
+
+def test_the_newest_checkpoint_is_meant_whatever_its_folder_is_called(tmp_path, checkpoint):
+    checkpoint("3-grpo", time=100)
+    newest = checkpoint("1-grpo", time=300)
+    checkpoint("2-grpo", time=200)
+    checkpoint("4-drgrpo", time=400)
+    assert last_checkpoint(tmp_path, "grpo") == newest
+
+
+def test_without_a_checkpoint_of_the_algorithm_the_error_says_where_it_was_looked_for(
+    tmp_path, checkpoint
+):
+    checkpoint("1-drgrpo", time=100)
+    (tmp_path / "2-grpo").mkdir()  # a run that ended before its first checkpoint
+    with pytest.raises(ValueError, match=rf"no run of grpo below {tmp_path} has checkpoints/last"):
+        last_checkpoint(tmp_path, "grpo")
