@@ -267,7 +267,9 @@ def run(*arguments):
     return RLCLI(CONFIGS / "base.yaml", ["fit", *stack, *map(str, arguments)])
 
 
-def test_a_bad_file_named_in_a_config_ends_the_command_with_file_and_line(tmp_path, monkeypatch):
+def test_a_bad_file_named_in_a_config_ends_the_command_with_file_and_line(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_bytes(GOOD + b'{"prompt": "12>", "answer": [2]}\n')
     task = {
@@ -276,8 +278,12 @@ def test_a_bad_file_named_in_a_config_ends_the_command_with_file_and_line(tmp_pa
     }
     config = {"data": {"class_path": "lit_rl.data.PromptDataModule", "init_args": {"task": task}}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=r"prompts.jsonl, line 2: the answer \[2\] is of type li"):
+    with pytest.raises(SystemExit) as stopped:
         run("--config", "mine.yaml")
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "error: prompts.jsonl, line 2: the answer [2] is of type list" in error
+    assert "Traceback" not in error
 
 
 def test_an_unknown_key_of_a_task_is_named_with_the_near_one(capsys):
