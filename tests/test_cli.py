@@ -12,7 +12,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from lit_rl.cli import RLCLI, last_checkpoint, new_folder
+from lit_rl.cli import RLCLI
 from lit_rl.config_errors import explain
 
 ROOT = Path(__file__).parent.parent
@@ -153,20 +153,6 @@ def test_error_of_a_value_begins_with_its_key_and_the_reason(arguments, line, ca
 
 def test_explanation_of_another_error_is_its_first_line():
     assert explain("Expected an int\nmore", []) == "Expected an int"
-
-
-def test_run_folders_are_never_shared(tmp_path):
-    first = new_folder(tmp_path, "grpo")
-    first.mkdir()
-    assert new_folder(tmp_path, "grpo") != first
-
-
-def test_last_checkpoint_is_of_the_newest_run_of_the_algorithm(tmp_path):
-    for name in ("1-grpo", "2-grpo", "3-drgrpo"):
-        folder = tmp_path / name / "checkpoints"
-        folder.mkdir(parents=True)
-        (folder / "last.ckpt").touch()
-    assert last_checkpoint(tmp_path, "grpo").parts[-3] == "2-grpo"
 
 
 @pytest.mark.parametrize(
