@@ -1,5 +1,6 @@
 """Every file in configs/ parses, and trains for two iterations on top of the base."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     config = yaml.safe_load((CONFIGS / "base.yaml").read_text())
     source = RandomCausalLM(**config["model"]["init_args"]["source"]["init_args"])
     save_pretrained(source.model(0), source.tokenizer(), "exported")
+    gc.collect()  # the model and the optimizer of the run before are cyclic garbage
     rows = [json.dumps({"prompt": f"{n:03d}>", "answer": max(f"{n:03d}")}) for n in range(100)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
 
