@@ -107,9 +107,9 @@ def test_setting_that_a_constructor_refuses_is_one_readable_error(
 
 
 def test_base_configuration_is_read_first(capsys):
-    config = printed_config(*GRPO, "--model.group_size", "16", capsys=capsys)
+    config = printed_config(*GRPO, "--model.group_size", "4", capsys=capsys)
     assert config["model"]["class_path"] == "lit_rl.algorithms.GRPO"
-    assert config["model"]["init_args"]["group_size"] == 16
+    assert config["model"]["init_args"]["group_size"] == 4
     assert config["model"]["init_args"]["entropy_coef"] == 0.01
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.001
 
