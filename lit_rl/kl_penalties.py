@@ -6,13 +6,13 @@ subtracts it from the reward. KL is KL(policy || reference), in nats.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lit_rl.functional import kl_abs, kl_k1, kl_k2, kl_k3, masked_sum, unbiased_gradient
+from lit_rl.functional import kl_abs, kl_k1, kl_k2, kl_k3, unbiased_gradient
 from lit_rl.functional.kl import Estimator
 
 EstimatorName = Literal["k1", "k2", "k3", "abs"]
@@ -26,9 +26,13 @@ class KLPenalty(ABC):
 
     Args:
         estimator: see `lit_rl.functional.kl`.
+
+    Attributes:
+        in_reward: whether the KL is deducted from the reward.
     """
 
     estimator: EstimatorName
+    in_reward: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.estimator not in _ESTIMATORS:
@@ -70,8 +74,10 @@ class KLPenalty(ABC):
         log_probs: Float[Tensor, "rollouts tokens"],
         ref_log_probs: Float[Tensor, "rollouts tokens"],
         mask: Bool[Tensor, "rollouts tokens"],
-    ) -> Float[Tensor, " rollouts"]:
-        """Return what is subtracted from the reward, in nats per response, without gradient.
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return what is subtracted from each token's reward, in nats, without gradient.
+
+        Zero where the mask is False.
 
         Args:
             log_probs: under the policy that sampled the responses, in nats.
@@ -144,16 +150,16 @@ class KLInLoss(KLPenalty):
         log_probs: Float[Tensor, "rollouts tokens"],
         ref_log_probs: Float[Tensor, "rollouts tokens"],
         mask: Bool[Tensor, "rollouts tokens"],
-    ) -> Float[Tensor, " rollouts"]:
+    ) -> Float[Tensor, "rollouts tokens"]:
         """Return zeros: the reward stays as it is."""
-        return log_probs.new_zeros(len(mask))
+        return torch.zeros_like(log_probs)
 
 
 @dataclass(frozen=True)
 class KLInReward(KLPenalty):
-    """The KL of a response is deducted from its reward, as a number without gradient.
+    """The KL of each token is deducted from its reward, as a number without gradient.
 
-    With k1, as in arXiv:2203.02155, equation 2, the expected deduction is the KL of the response.
+    With k1, as in arXiv:2203.02155, equation 2, the expected sum over a response is its KL.
 
     Args:
         estimator: of the KL of one token.
@@ -161,10 +167,11 @@ class KLInReward(KLPenalty):
     Example:
         >>> log_probs, ref_log_probs = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.5]])
         >>> KLInReward().reward(log_probs, ref_log_probs, mask=torch.tensor([[True, True]]))
-        tensor([1.5000])
+        tensor([[1.0000, 0.5000]])
     """
 
     estimator: EstimatorName = "k1"
+    in_reward: ClassVar[bool] = True
 
     def loss(
         self,
@@ -180,7 +187,6 @@ class KLInReward(KLPenalty):
         log_probs: Float[Tensor, "rollouts tokens"],
         ref_log_probs: Float[Tensor, "rollouts tokens"],
         mask: Bool[Tensor, "rollouts tokens"],
-    ) -> Float[Tensor, " rollouts"]:
-        """Return the KL of each response, the sum over its tokens that count, in nats."""
-        per_token = self._masked_per_token(log_probs, ref_log_probs, mask)
-        return masked_sum(per_token, mask, dim=1).detach()
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return the KL of each token that counts, in nats."""
+        return self._masked_per_token(log_probs, ref_log_probs, mask).detach()

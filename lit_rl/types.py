@@ -125,20 +125,91 @@ class Rollout(Container):
         return len(self.responses)
 
 
+ScoredT = TypeVar("ScoredT", bound="ScoredRollout")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoredRollout(Rollout):
     """A rollout with its rewards. Made by `lit_rl.rewards`.
 
+    A response of three tokens that earned 1.0 as a whole, and one whose reward judged two steps::
+
+        rewards       = [1.0, 0.7]
+        token_rewards = [[0.0, 0.0, 1.0], [0.2, 0.0, 0.5]]
+        step_rewards  = [[nan, nan, nan], [0.2, nan, 0.5]]
+
     Attributes:
         rewards: one number per rollout, in the task's units; 0 where `missing`.
+        token_rewards: the same number as its tokens earned it: the value of each step at its token,
+            the rest at the last token that counts; a KL in the reward is deducted from each token.
+            Zero where the mask is False; the sum over the tokens is `rewards`.
+        step_rewards: the value of each step at the token that ends it, as the reward gave it; NaN
+            where no step ends.
         reward_parts: the named parts before weighting; NaN where a part does not apply.
         missing: True where no part applies. Such a row leaves its group: it moves no baseline and
             has no advantage.
     """
 
     rewards: Float[Tensor, " rollouts"]
+    token_rewards: Float[Tensor, "rollouts tokens"]
+    step_rewards: Float[Tensor, "rollouts tokens"]
     reward_parts: dict[str, Float[Tensor, " rollouts"]]
     missing: Bool[Tensor, " rollouts"]
+
+    def with_rewards(self: ScoredT, rewards: Float[Tensor, " rollouts"]) -> ScoredT:
+        """Return this rollout with other rewards; the last token that counts earns the difference.
+
+        Args:
+            rewards: one number per rollout; what stands at a row that is `missing` is not read.
+        """
+        rewards = torch.where(self.missing, 0.0, rewards)
+        difference = at_last_token(rewards - self.rewards, self.mask)
+        return replace(self, rewards=rewards, token_rewards=self.token_rewards + difference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselinedRollout(ScoredRollout):
+    """A scored rollout beside a baseline response to each prompt.
+
+    Attributes:
+        baseline_rewards: reward of the baseline response to the prompt of each rollout.
+    """
+
+    baseline_rewards: Float[Tensor, " rollouts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValuedRollout(ScoredRollout):
+    """A scored rollout with what the critic expected of it.
+
+    Attributes:
+        values: the critic's value of the state before each token, in reward units: read at the
+            position before it, which is the last prompt token for the first one; zero where the
+            mask is False.
+        end_values: its value of the state behind the last token that counts.
+    """
+
+    values: Float[Tensor, "rollouts tokens"]
+    end_values: Float[Tensor, " rollouts"]
+
+
+def at_last_token(
+    values: Float[Tensor, " rollouts"], mask: Bool[Tensor, "rollouts tokens"]
+) -> Float[Tensor, "rollouts tokens"]:
+    """Return each value at the last token of its row that counts, and 0 elsewhere.
+
+    Args:
+        values: one number per rollout.
+        mask: True where a token counts; a row without such a token gets no value.
+
+    Example:
+        >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+        >>> at_last_token(torch.tensor([0.5, 2.0]), mask)
+        tensor([[0.0000, 0.5000, 0.0000],
+                [0.0000, 0.0000, 0.0000]])
+    """
+    is_last = mask & (mask.long().flip(1).cumsum(1).flip(1) == 1)
+    return torch.where(is_last, values[:, None], 0.0)
 
 
 SequencesT = TypeVar("SequencesT", bound="Sequences")
@@ -203,6 +274,19 @@ class Experience(Sequences):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CriticExperience(Experience):
+    """What the update of an actor and its critic reads.
+
+    Attributes:
+        old_values: the critic's values at the time of the rollout, fixed over all epochs.
+        returns: what the values of the tokens are moved towards, in reward units.
+    """
+
+    old_values: Float[Tensor, "rollouts tokens"]
+    returns: Float[Tensor, "rollouts tokens"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicyOutput(Container):
     """What a model says of given responses. Made by `lit_rl.models`.
 
@@ -216,18 +300,30 @@ class PolicyOutput(Container):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActorCriticOutput(PolicyOutput):
+    """What a policy and a critic say of given responses.
+
+    Attributes:
+        values: the critic's value of the state before each token; zero where the mask is False.
+    """
+
+    values: Float[Tensor, "rollouts tokens"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Update:
     """One optimizer step, as callbacks see it.
 
     Attributes:
         micro_batches: the rows of the minibatch and the policy's (detached) output on them.
         loss: the aggregated loss of the minibatch on this rank.
-        grad_norm: norm of the gradient before clipping.
+        grad_norms: norm of the gradient before clipping, by parameter group: `actor`, and `critic`
+            where there is one.
         index: number of the update within its iteration, from 0; at 0 the policy is still the one
             that sampled.
     """
 
     micro_batches: tuple[tuple[Experience, PolicyOutput], ...]
     loss: Float[Tensor, ""]
-    grad_norm: float
+    grad_norms: dict[str, float]
     index: int

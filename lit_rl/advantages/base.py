@@ -6,21 +6,54 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from lit_rl.types import ScoredRollout
+from lit_rl.types import ScoredRollout, ValuedRollout
 
 
 class AdvantageEstimator(ABC):
     """From the rewards of a scored rollout to one advantage per response token.
 
     A subclass is a frozen dataclass of its hyper-parameters; the maths stands in a function of
-    tensors beside it.
+    tensors beside it. Statistics over the batch are taken over all ranks, so every rank calls it.
 
     Attributes:
         min_group_size: responses per prompt that the estimator needs.
+        reads: the stage of the rollout that the estimator needs; an algorithm that does not provide
+            it refuses to start.
+        sees_kl_in_reward: whether a KL that is deducted from the reward reaches the advantages.
     """
 
     min_group_size: ClassVar[int] = 1
+    reads: ClassVar[type[ScoredRollout]] = ScoredRollout
+    sees_kl_in_reward: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, scored: ScoredRollout) -> Float[Tensor, "rollouts tokens"]:
         """Return the advantages: zero where `scored.mask` is False or `scored.missing` is True."""
+
+    def observe(self, scored: ScoredRollout) -> None:
+        """Take in a rollout after its advantages are known, once per iteration; default: nothing.
+
+        Only an estimator whose baseline remembers earlier iterations has something to do here.
+        """
+        return
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what `observe` has remembered, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Put back what `state_dict` returned."""
+        return
+
+
+class CriticEstimator(AdvantageEstimator):
+    """An estimator that reads a critic's values, and says what they should have been.
+
+    `__call__` is given a `ValuedRollout`.
+    """
+
+    reads: ClassVar[type[ScoredRollout]] = ValuedRollout
+
+    @abstractmethod
+    def returns(self, scored: ValuedRollout) -> Float[Tensor, "rollouts tokens"]:
+        """Return the targets of the values, in reward units: zero where the mask is False."""

@@ -1,19 +1,20 @@
 """The moments of an iteration at which a callback may look at it."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Callback, Trainer
 
 from lit_rl.types import Experience, ScoredRollout, Update
 
-Hook = Literal["on_rollout", "on_minibatch", "on_iteration_end"]
+Hook = Literal["on_scored", "on_rollout", "on_minibatch", "on_iteration_end"]
 
 
 class RLCallback(Callback):
     """A Lightning callback that also sees the parts of an iteration.
 
-    The three hooks run inside `training_step`, on every rank, in this order::
+    The hooks run inside `training_step`, on every rank, in this order::
 
+        on_scored                        once per round of sampling: one, or more in `DAPO`
         on_rollout                       once per iteration
         on_minibatch                     once per optimizer step
         on_iteration_end                 once per iteration
@@ -23,7 +24,9 @@ class RLCallback(Callback):
     logged with `module.log_dict`, in `on_iteration_end`: Lightning keeps the last value of a key in
     one training step, and every rank has to log the same keys in the same order.
 
-    `module.iteration` counts finished iterations: at `on_rollout` and `on_minibatch` it does not
+    `needs_reference` says that the frozen reference is needed even where `kl_coef` is 0.
+
+    `module.iteration` counts finished iterations: before `on_iteration_end` it does not
     count the one under way, at `on_iteration_end` it does, so there it is the number of this
     iteration, from 1.
 
@@ -39,6 +42,17 @@ class RLCallback(Callback):
                     trainer.should_stop = trainer.should_stop or stop
     """
 
+    needs_reference: ClassVar[bool] = False
+
+    def on_scored(self, trainer: Trainer, module: Any, scored: ScoredRollout) -> None:
+        """Called when responses of this rank are sampled and scored, used for training or not.
+
+        Args:
+            trainer: the trainer.
+            module: the algorithm.
+            scored: the responses with their rewards, as the reward gave them.
+        """
+
     def on_rollout(
         self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
     ) -> None:
@@ -47,7 +61,7 @@ class RLCallback(Callback):
         Args:
             trainer: the trainer.
             module: the algorithm.
-            scored: the responses with their texts and rewards.
+            scored: the responses that are trained on, with their rewards as the reward gave them.
             experience: what the updates of this iteration read.
         """
 

@@ -1,5 +1,7 @@
 """Which rows form an optimizer step, and which rows share a forward pass."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -9,27 +11,25 @@ from lit_rl.types import Sequences
 
 
 def minibatch_rows(
-    num_prompts: int,
+    prompt_ranks: Sequence[int],
     group_size: int,
     num_minibatches: int,
     *,
     seed: tuple[int, ...],
     rank: int = 0,
-    world_size: int = 1,
 ) -> list[Int[Tensor, " selected"]]:
     """Shuffle the rollouts of all ranks and deal them into minibatches of equal size.
 
     Every rank draws the same permutation of the rollouts of all ranks and keeps the rows that lie
-    on it, so the minibatches as a whole do not depend on the number of ranks. Prompt `i` of the
-    global batch lies on rank `i % world_size`.
+    on it, so the minibatches as a whole do not depend on the number of ranks.
 
     Args:
-        num_prompts: prompts on this rank.
+        prompt_ranks: for each prompt of the iteration the rank on which its group lies. The groups
+            of one rank stand in its batch in this order.
         group_size: rollouts per prompt.
         num_minibatches: optimizer steps that one pass over the rollouts takes.
         seed: numbers that seed the permutation, such as (run seed, iteration, epoch).
         rank: this process, from 0.
-        world_size: number of processes.
 
     Returns:
         For each minibatch the rows that lie on this rank; together each row once.
@@ -38,17 +38,18 @@ def minibatch_rows(
         ValueError: if the rollouts of all ranks do not divide into equal minibatches.
 
     Example:
-        >>> [rows.tolist() for rows in minibatch_rows(2, 2, 2, seed=(0,))]
+        >>> [rows.tolist() for rows in minibatch_rows([0, 0], 2, 2, seed=(0,))]
         [[2, 0], [1, 3]]
     """
-    total = num_prompts * world_size * group_size
-    check_minibatches(num_prompts * world_size, group_size, num_minibatches)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(total))
+    check_minibatches(len(prompt_ranks), group_size, num_minibatches)
+    local = torch.tensor(prompt_ranks) == rank
+    place = local.cumsum(0) - 1
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(local) * group_size))
     minibatches = []
     for chunk in order.chunk(num_minibatches):
         prompt, sample = chunk // group_size, chunk % group_size
-        local = prompt % world_size == rank
-        minibatches.append((prompt[local] // world_size) * group_size + sample[local])
+        here = local[prompt]
+        minibatches.append(place[prompt[here]] * group_size + sample[here])
     return minibatches
 
 

@@ -1,5 +1,6 @@
 """What manual optimization leaves to the module: schedules, clipping, ranks, resumed settings."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -43,36 +43,37 @@ def accumulate(trainer: L.Trainer, *, last: bool) -> Iterator[None]:
             yield
 
 
-def sum_over_ranks(trainer: L.Trainer, values: Tensor) -> Tensor:
-    """Return the sum of a tensor over all ranks."""
-    total = trainer.strategy.reduce(values.clone(), reduce_op="sum")
-    assert isinstance(total, Tensor)
-    return total
+def clip_grad_norms(
+    optimizer: Optimizer, max_grad_norm: float | None, where: str
+) -> dict[str, float]:
+    """Scale the gradient of each parameter group to a norm of at most `max_grad_norm`.
 
-
-def clip_grad_norm(optimizer: Optimizer, max_grad_norm: float | None, where: str) -> float:
-    """Scale the gradient of all groups jointly to a norm of at most `max_grad_norm`.
+    Groups are clipped apart, so that a critic far from its targets does not shrink the step of the
+    actor.
 
     Args:
-        optimizer: its parameters hold the gradient.
+        optimizer: its parameters hold the gradient; its groups have a `name`.
         max_grad_norm: the limit; None clips nothing.
         where: names the update in the error.
 
     Returns:
-        The norm before clipping.
+        The norm of each group before clipping, by its name.
 
     Raises:
-        ValueError: if the norm is not finite; a step would destroy the weights.
+        ValueError: if a norm is not finite; a step would destroy the weights.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    limit = float("inf") if max_grad_norm is None else max_grad_norm
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-    if not torch.isfinite(torch.tensor(norm)):
-        raise ValueError(
-            f"the gradient norm is {norm} in {where}: the weights are untouched by this update. "
-            "Look at the metrics of the iterations before it, or lower the learning rate"
-        )
-    return norm
+    limit = math.inf if max_grad_norm is None else max_grad_norm
+    norms = {}
+    for group in optimizer.param_groups:
+        norm = float(torch.nn.utils.clip_grad_norm_(group["params"], limit))
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"the gradient norm of the {group['name']} is {norm} in {where}: the weights are "
+                "untouched by this update. Look at the metrics of the iterations before it, or "
+                "lower the learning rate"
+            )
+        norms[group["name"]] = norm
+    return norms
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """The critic-free loop: generate, score, prepare, update."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -9,14 +11,17 @@ from torch import Tensor
 
 from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.aggregations import Aggregation, Totals
-from lit_rl.algorithms.hooks import call_hooks
+from lit_rl.algorithms.hooks import RLCallback, call_hooks
 from lit_rl.algorithms.minibatches import check_minibatches, micro_batch_rows, minibatch_rows
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
-from lit_rl.algorithms.optimization import accumulate, clip_grad_norm, sum_over_ranks
+from lit_rl.algorithms.optimization import accumulate, clip_grad_norms
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
+from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.reward_shaping import RewardShaping
 from lit_rl.rewards.base import no_response
+from lit_rl.sampler_corrections import SamplerCorrection
 from lit_rl.types import (
     Experience,
     PolicyOutput,
@@ -43,6 +48,13 @@ class PolicyGradient(RLModule):
         entropy_coef: weight of the entropy bonus in the loss.
         group_size: responses per prompt.
         old_log_probs: where the old log-probs of the ratio come from.
+        sampler_correction: weights for a sampler whose probabilities are not the trainer's; None:
+            none.
+        reward_shaping: what is done to the rewards before advantages are estimated, in order.
+        filter_truncated: whether truncated responses leave their group and the loss.
+        top_entropy_fraction: the share of the tokens, those of the highest entropy under the old
+            policy, that have an advantage (arXiv:2506.01939, eq. 5); the others count in every
+            denominator.
         update_epochs: passes over the rollouts of an iteration.
         num_minibatches: optimizer steps per pass.
         skip_zero_advantages: leave rows without advantage out of the passes of the update. They
@@ -54,6 +66,9 @@ class PolicyGradient(RLModule):
         ValueError: for settings that contradict each other, with settings that do not.
     """
 
+    # The stage of a rollout that the advantage estimator is given.
+    provides: ClassVar[type[ScoredRollout]] = ScoredRollout
+
     def __init__(
         self,
         advantage: AdvantageEstimator,
@@ -64,6 +79,10 @@ class PolicyGradient(RLModule):
         entropy_coef: float = 0.0,
         group_size: int = 8,
         old_log_probs: OldLogProbs = RecomputedLogProbs(),
+        sampler_correction: SamplerCorrection | None = None,
+        reward_shaping: Sequence[RewardShaping] = (),
+        filter_truncated: bool = False,
+        top_entropy_fraction: float = 1.0,
         update_epochs: int = 1,
         num_minibatches: int = 1,
         skip_zero_advantages: bool = False,
@@ -78,20 +97,25 @@ class PolicyGradient(RLModule):
         self.entropy_coef = entropy_coef
         self.group_size = group_size
         self.old_log_probs = old_log_probs
+        self.sampler_correction = sampler_correction
+        self.reward_shaping = tuple(reward_shaping)
+        self.filter_truncated = filter_truncated
+        self.top_entropy_fraction = top_entropy_fraction
         self.update_epochs = update_epochs
         self.num_minibatches = num_minibatches
         self.skip_zero_advantages = skip_zero_advantages
+        self.stop_updates = False
         self._check_settings()
+        self._check_choices()
 
     def _check_settings(self) -> None:
         for name, least in (("update_epochs", 1), ("num_minibatches", 1), ("kl_coef", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if self.group_size < self.advantage.min_group_size:
+        if not 0 < self.top_entropy_fraction <= 1:
             raise ValueError(
-                f"group_size is {self.group_size}, but {type(self.advantage).__name__} compares "
-                "the responses of one prompt: it needs at least "
-                f"{self.advantage.min_group_size}, usually 8"
+                f"top_entropy_fraction is {self.top_entropy_fraction}, must be in (0, 1]: the "
+                "share of the tokens that is trained, such as 0.2; 1 for all"
             )
         if self.old_log_probs.single_update and self.steps_per_iteration > 1:
             raise ValueError(
@@ -99,10 +123,29 @@ class PolicyGradient(RLModule):
                 f"rollout, but update_epochs {self.update_epochs} x num_minibatches "
                 f"{self.num_minibatches} make {self.steps_per_iteration}; use RecomputedLogProbs"
             )
-        if self.skip_zero_advantages and (self.entropy_coef != 0 or self.uses_reference):
+        if self.skip_zero_advantages and (self.entropy_coef != 0 or self.kl_coef > 0):
             raise ValueError(
                 "skip_zero_advantages leaves out rows that the entropy bonus and the KL would "
                 f"train: entropy_coef {self.entropy_coef} and kl_coef {self.kl_coef} must be 0"
+            )
+
+    def _check_choices(self) -> None:
+        estimator = type(self.advantage).__name__
+        if not issubclass(self.provides, self.advantage.reads):
+            raise ValueError(
+                f"{estimator} reads a {self.advantage.reads.__name__}, which "
+                f"{type(self).__name__} does not make; PPO gives values to GAE, ReMax a baseline "
+                "response to GreedyBaseline"
+            )
+        if self.group_size < self.advantage.min_group_size:
+            raise ValueError(
+                f"group_size is {self.group_size}, but {estimator} compares the responses of one "
+                f"prompt: it needs at least {self.advantage.min_group_size}, usually 8"
+            )
+        if self.kl.in_reward and self.kl_coef > 0 and not self.advantage.sees_kl_in_reward:
+            raise ValueError(
+                f"{estimator} does not see a KL that is deducted from the reward; use kl KLInLoss, "
+                "or kl_coef 0"
             )
 
     @property
@@ -112,8 +155,11 @@ class PolicyGradient(RLModule):
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a KL term needs the frozen reference."""
-        return self.kl_coef > 0
+        """Whether a KL term, or a callback, needs the frozen reference."""
+        return self.kl_coef > 0 or any(
+            isinstance(callback, RLCallback) and callback.needs_reference
+            for callback in (self._trainer.callbacks if self._trainer else ())  # type: ignore[attr-defined]
+        )
 
     def setup(self, stage: str) -> None:
         """Refuse a batch that does not divide into minibatches, before any work is done."""
@@ -124,17 +170,25 @@ class PolicyGradient(RLModule):
 
     def training_step(self, prompts: Prompts, batch_idx: int) -> None:
         """One iteration: a Lightning batch is a batch of prompts."""
-        rollout = self.generate(prompts)
-        scored = self.score(rollout)
+        scored = self.collect(prompts)
         experience = self.prepare(scored)
         call_hooks(self.trainer, "on_rollout", self, scored, experience)
+        self.stop_updates = False
         updates: list[Update] = []
         for epoch in range(self.update_epochs):
-            for rows in self.minibatches(len(prompts), epoch):
+            for rows in self.minibatches(epoch):
+                if self.stop_updates:
+                    break
                 update = self.update(experience, rows, index=len(updates))
                 call_hooks(self.trainer, "on_minibatch", self, update)
                 updates.append(replace(update, micro_batches=()))  # the numbers stay
         self.finish(updates)
+
+    def collect(self, prompts: Prompts) -> ScoredRollout:
+        """Answer the prompts and score the responses."""
+        world_size = self.trainer.world_size
+        self.prompt_ranks = [n % world_size for n in range(len(prompts) * world_size)]
+        return self.score(self.generate(prompts))
 
     def generate(self, prompts: Prompts) -> Rollout:
         """Answer each prompt `group_size` times with the policy."""
@@ -144,50 +198,91 @@ class PolicyGradient(RLModule):
     def score(self, rollout: Rollout) -> ScoredRollout:
         """Give every response its reward, which must apply to some response on some rank."""
         scored = self.reward(rollout)
-        if not sum_over_ranks(self.trainer, (~scored.missing).sum()):
+        if not sum_over_ranks((~scored.missing).sum()):
             raise ValueError(no_response(self.reward))
+        call_hooks(self.trainer, "on_scored", self, scored)
         return scored
 
     @torch.no_grad()
     def prepare(self, scored: ScoredRollout) -> Experience:
-        """Add old and reference log-probs and advantages; missing rows do not count."""
+        """Add old and reference log-probs and advantages; rows that do not count are masked."""
+        scored = self.without_rows_that_do_not_count(scored)
         sequences = Sequences(
             prompt_ids=scored.prompt_ids,
             prompt_mask=scored.prompt_mask,
             response_ids=scored.response_ids,
-            mask=scored.mask & ~scored.missing[:, None],
+            mask=scored.mask,
         )
-        old = self.old_log_probs(scored, lambda: self.log_probs_under(self.policy, sequences))
+        recomputed = cache(lambda: self.output_under(self.policy, sequences))
+        old = self.old_log_probs(scored, lambda: recomputed().log_probs)
+        for shaping in self.reward_shaping:
+            scored = shaping(scored)
         ref = None
-        if self.uses_reference:
-            (reference,) = self._reference
-            ref = self.log_probs_under(reference, sequences)
-            rollout_log_probs = scored.sampler_log_probs if old is None else old
-            penalty = self.kl.reward(rollout_log_probs, ref, sequences.mask)
-            scored = replace(scored, rewards=scored.rewards - self.kl_coef * penalty)
+        if self.reference is not None:
+            ref = self.output_under(self.reference, sequences).log_probs
+            scored = self.with_kl_in_reward(
+                scored, scored.sampler_log_probs if old is None else old, ref
+            )
+        experience = self.experience(scored, sequences, old_log_probs=old, ref_log_probs=ref)
+        self.advantage.observe(scored)
+        if self.top_entropy_fraction < 1:
+            chosen = top_fraction(recomputed().entropy, scored.mask, self.top_entropy_fraction)
+            advantages = torch.where(chosen, experience.advantages, 0.0)
+            experience = replace(experience, advantages=advantages)
+        return experience
+
+    def without_rows_that_do_not_count(self, scored: ScoredRollout) -> ScoredRollout:
+        """Mask the rows that are missing their reward, and the truncated ones if they are filtered.
+
+        Such a row moves no baseline, and counts in no loss and in no denominator.
+        """
+        counts = ~scored.missing
+        if self.filter_truncated:
+            counts = counts & scored.finished
+        mask = scored.mask & counts[:, None]
+        return replace(
+            scored, mask=mask, token_rewards=torch.where(mask, scored.token_rewards, 0.0)
+        )
+
+    def with_kl_in_reward(
+        self,
+        scored: ScoredRollout,
+        log_probs: Float[Tensor, "rollouts tokens"],
+        ref_log_probs: Float[Tensor, "rollouts tokens"],
+    ) -> ScoredRollout:
+        """Deduct the KL of each token from its reward, where the KL acts there."""
+        deduction = self.kl_coef * self.kl.reward(log_probs, ref_log_probs, scored.mask)
+        return replace(
+            scored,
+            rewards=scored.rewards - deduction.sum(1),
+            token_rewards=scored.token_rewards - deduction,
+        )
+
+    def experience(
+        self, scored: ScoredRollout, sequences: Sequences, **log_probs: Tensor | None
+    ) -> Experience:
+        """Return what the update reads; the log-probs are the old and the reference ones."""
         return sequences.extended(
             Experience,
             sampler_log_probs=scored.sampler_log_probs,
             advantages=self.advantage(scored),
-            old_log_probs=old,
-            ref_log_probs=ref,
+            **log_probs,
         )
 
-    def minibatches(self, num_prompts: int, epoch: int) -> list[Tensor]:
+    def minibatches(self, epoch: int) -> list[Tensor]:
         """Deal the rows of the rollout into the minibatches of one epoch."""
         return minibatch_rows(
-            num_prompts,
+            self.prompt_ranks,
             self.group_size,
             self.num_minibatches,
             seed=(self.seed, SHUFFLE, self.iteration, epoch),
             rank=self.global_rank,
-            world_size=self.trainer.world_size,
         )
 
     def update(self, experience: Experience, rows: Tensor, index: int) -> Update:
         """Take one optimizer step on the given rows, in micro-batches."""
         minibatch = experience.select(rows.to(experience.mask.device))
-        totals = Totals(*sum_over_ranks(self.trainer, torch.stack(Totals.of(minibatch.mask))))
+        totals = Totals(*sum_over_ranks(torch.stack(Totals.of(minibatch.mask))))
         if self.skip_zero_advantages:
             minibatch = minibatch.select(minibatch.advantages.ne(0).any(1).nonzero()[:, 0])
         # A rank without rows still joins the reduction of the gradient, with a row of weight 0.
@@ -199,7 +294,7 @@ class PolicyGradient(RLModule):
         groups = micro_batch_rows(trained, self.micro_batch_tokens)
         for number, group in enumerate(groups, start=1):
             micro_batch = trained.select(group).trimmed()
-            output = self.output(self.policy, micro_batch)
+            output = self.forward_pass(micro_batch)
             part = weight * self.loss(output, micro_batch, totals)
             with accumulate(self.trainer, last=number == len(groups)):
                 # Data parallel strategies average over ranks what the totals make a sum.
@@ -208,16 +303,21 @@ class PolicyGradient(RLModule):
             micro_batches.append((micro_batch, output.map_tensors(Tensor.detach)))
 
         where = f"iteration {self.iteration + 1}, update {index + 1}"
-        grad_norm = clip_grad_norm(optimizer, self.max_grad_norm, where)
-        self.optimizers().step()  # type: ignore[union-attr]
+        grad_norms = clip_grad_norms(optimizer, self.max_grad_norm, where)
+        if totals.tokens:  # else the optimizer would move the weights by its momentum alone
+            self.optimizers().step()  # type: ignore[union-attr]
         optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()
         return Update(
             micro_batches=tuple(micro_batches) if weight else (),
             loss=loss,
-            grad_norm=grad_norm,
+            grad_norms=grad_norms,
             index=index,
         )
+
+    def forward_pass(self, experience: Experience) -> PolicyOutput:
+        """Return what the models say of a micro-batch, with gradient."""
+        return self.output(self.policy, experience)
 
     def loss(
         self, output: PolicyOutput, experience: Experience, totals: Totals
@@ -226,6 +326,8 @@ class PolicyGradient(RLModule):
         if experience.old_log_probs is None:
             experience = replace(experience, old_log_probs=output.log_probs.detach())
         per_token = self.policy_loss(output.log_probs, experience)
+        if self.sampler_correction is not None:
+            per_token = self.sampler_correction.weights(experience) * per_token
         if experience.ref_log_probs is not None:
             per_token = per_token + self.kl_coef * self.kl.loss(
                 output.log_probs, experience.ref_log_probs, experience.mask
@@ -236,15 +338,40 @@ class PolicyGradient(RLModule):
     def finish(self, updates: list[Update]) -> None:
         """Count the iteration and log what is known once per iteration."""
         self.iteration += 1
+        # The schedule counts planned steps, whether updates were stopped early or not.
+        for _ in range(self.steps_per_iteration - len(updates)):
+            self.scheduler.step()
         losses = torch.stack([update.loss for update in updates])
         self.log_dict(
             {
                 "step": float(self.iteration),
                 "iteration": float(self.iteration),
-                "loss": sum_over_ranks(self.trainer, losses.mean()),
-                "grad_norm": sum(update.grad_norm for update in updates) / len(updates),
-                "learning_rate": self.raw_optimizer.param_groups[0]["lr"],
-                "kl/coef": self.kl_coef,
+                "loss": sum_over_ranks(losses.mean()),
+                "num_updates": float(len(updates)),
+                **self.norms_and_rates(updates),
+                "kl_coef": self.kl_coef,
+                "entropy_coef": self.entropy_coef,
             }
         )
         call_hooks(self.trainer, "on_iteration_end", self)
+
+    def norms_and_rates(self, updates: list[Update]) -> dict[str, float]:
+        """Return the mean gradient norm and the learning rate of each group, by metric."""
+        values = {}
+        for group in self.raw_optimizer.param_groups:
+            name = group["name"]
+            prefix = "" if name == "actor" else f"{name}/"
+            norms = [update.grad_norms[name] for update in updates]
+            values[f"{prefix}grad_norm"] = sum(norms) / len(norms)
+            values[f"{prefix}learning_rate"] = group["lr"]
+        return values
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store what the advantage estimator remembers."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lit_rl"]["advantage"] = self.advantage.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give the advantage estimator its memory back."""
+        super().on_load_checkpoint(checkpoint)
+        self.advantage.load_state_dict(checkpoint["lit_rl"]["advantage"])

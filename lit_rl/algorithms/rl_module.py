@@ -2,19 +2,19 @@
 
 import math
 from abc import abstractmethod
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import lightning as L
 import torch
-from jaxtyping import Float
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase, get_scheduler
+from transformers import PreTrainedTokenizerBase
 
 from lit_rl.algorithms.minibatches import micro_batch_rows
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
+from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.generation import Generator, SamplingSettings, TransformersGenerator
@@ -57,7 +57,7 @@ class RLModule(L.LightningModule):
         sampling: SamplingSettings = SamplingSettings(),
         generator: Generator = TransformersGenerator(),
         optimizer: OptimizerCallable = torch.optim.AdamW,
-        lr_schedule: Literal["constant", "linear", "cosine"] = "constant",
+        lr_schedule: Shape = "constant",
         warmup_steps: int = 0,
         max_grad_norm: float | None = 1.0,
         micro_batch_tokens: int = 16384,
@@ -96,7 +96,12 @@ class RLModule(L.LightningModule):
     @property
     @abstractmethod
     def uses_reference(self) -> bool:
-        """Whether a KL term needs the frozen reference."""
+        """Whether something needs the frozen reference."""
+
+    @property
+    def reference(self) -> Policy | None:
+        """The frozen reference, if something needs it."""
+        return self._reference[0] if self._reference else None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -133,22 +138,25 @@ class RLModule(L.LightningModule):
         # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
         self._reference = [frozen_copy(self.policy)] if self.uses_reference else []
 
-    def configure_optimizers(self) -> Any:
-        """One optimizer with a named group, and its schedule over optimizer steps."""
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return what the optimizer trains: named groups, with settings of their own if need be."""
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        optimizer = self.optimizer([{"params": parameters, "name": "actor"}])
+        return [{"params": parameters, "name": "actor"}]
+
+    def schedules(self, total_steps: int | None) -> list[Callable[[int], float]]:
+        """Return the course of the learning rate of each group, by optimizer step.
+
+        Args:
+            total_steps: optimizer steps of the whole run; None for a run without end.
+        """
+        return [schedule(self.lr_schedule, warmup_steps=self.warmup_steps, total_steps=total_steps)]
+
+    def configure_optimizers(self) -> Any:
+        """One optimizer with named groups, and their schedules over optimizer steps."""
+        optimizer = self.optimizer(self.parameter_groups())
         horizon = self.num_iterations
-        if horizon is None and self.lr_schedule != "constant":
-            raise ValueError(
-                f"lr_schedule {self.lr_schedule} falls to 0 at the end of the run, and this run "
-                "has no end. Set trainer.max_epochs or trainer.max_steps, or lr_schedule constant"
-            )
-        scheduler = get_scheduler(
-            {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule),
-            optimizer,
-            num_warmup_steps=self.warmup_steps,
-            num_training_steps=(horizon or 0) * self.steps_per_iteration,
-        )
+        total_steps = None if horizon is None else horizon * self.steps_per_iteration
+        scheduler = LambdaLR(optimizer, self.schedules(total_steps))
         self._configured = hyperparameters(optimizer)
         return [optimizer], [scheduler]
 
@@ -214,17 +222,18 @@ class RLModule(L.LightningModule):
         return output
 
     @torch.no_grad()
-    def log_probs_under(
-        self, policy: Policy, sequences: Sequences
-    ) -> Float[Tensor, "rollouts tokens"]:
-        """Return the log-probs of the responses under a policy in evaluation mode, in nats."""
+    def output_under(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
+        """Return log-probs and entropy of all responses under a policy in evaluation mode."""
         dtype = torch.promote_types(torch.float32, next(policy.parameters()).dtype)
         log_probs = torch.zeros(sequences.mask.shape, dtype=dtype, device=self.device)
+        entropy = torch.zeros_like(log_probs)
         with evaluation_mode(policy):
             for rows in micro_batch_rows(sequences, self.micro_batch_tokens):
                 part = sequences.select(rows).trimmed()
-                log_probs[rows, : part.mask.shape[1]] = self.output(policy, part).log_probs
-        return log_probs
+                output = self.output(policy, part)
+                log_probs[rows, : part.mask.shape[1]] = output.log_probs
+                entropy[rows, : part.mask.shape[1]] = output.entropy
+        return PolicyOutput(log_probs=log_probs, entropy=entropy)
 
     def on_validation_epoch_start(self) -> None:
         """Begin to collect."""

@@ -8,10 +8,13 @@ from lit_rl.functional.masking import (
     masked_sum,
     masked_variance,
     masked_whiten,
+    top_fraction,
 )
+from lit_rl.functional.ranks import gather_over_ranks, minimum_over_ranks, sum_over_ranks
 from lit_rl.functional.ratios import probability_ratio
 
 __all__ = [
+    "gather_over_ranks",
     "kl_abs",
     "kl_k1",
     "kl_k2",
@@ -21,8 +24,11 @@ __all__ = [
     "masked_sum",
     "masked_variance",
     "masked_whiten",
+    "minimum_over_ranks",
     "probability_ratio",
     "response_hidden",
+    "sum_over_ranks",
     "token_log_probs_and_entropy",
+    "top_fraction",
     "unbiased_gradient",
 ]

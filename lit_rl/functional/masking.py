@@ -5,9 +5,13 @@ result and gets a gradient of exactly zero: `torch.where` takes it out before an
 because a product with zero would keep a NaN.
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from lit_rl.functional.ranks import gather_over_ranks, minimum_over_ranks, sum_over_ranks
 
 
 def masked_sum(
@@ -131,10 +135,11 @@ def masked_whiten(
     epsilon: float,
     epsilon_inside_sqrt: bool,
 ) -> Float[Tensor, "*shape"]:
-    """(values_i - mean(values)) / std(values), over all positions that count.
+    """(values_i - mean(values)) / std(values), over all positions that count, on all ranks.
 
     std = sqrt(variance + epsilon) if epsilon_inside_sqrt else sqrt(variance) + epsilon. The mean is
-    always taken away and not added back. Zero or one value, and equal values, give exactly 0.
+    always taken away and not added back. Zero or one value, and equal values, give exactly 0. The
+    statistics carry no gradient. Every rank has to call it, with values or without.
 
     Args:
         values: any numbers, in any unit.
@@ -145,7 +150,7 @@ def masked_whiten(
         epsilon_inside_sqrt: where `epsilon` is added.
 
     Returns:
-        Numbers without a unit, with mean 0; 0 where the mask is False.
+        Numbers without a unit, with mean 0 over all ranks; 0 where the mask is False.
 
     Raises:
         ValueError: if `epsilon` is not above 0.
@@ -157,9 +162,40 @@ def masked_whiten(
     """
     if not epsilon > 0:
         raise ValueError(f"epsilon must be above 0, for example 1e-8, not {epsilon}")
-    variance = masked_variance(values, mask, unbiased=unbiased)
-    if epsilon_inside_sqrt:
-        return masked_centered(values, mask) / (variance + epsilon).sqrt()
-    # The root has no slope at 0; the clamp gives the variance of equal values a gradient of 0.
-    std = variance.clamp(min=torch.finfo(variance.dtype).tiny).sqrt()
-    return masked_centered(values, mask) / (std + epsilon)
+    # Measured from the smallest value of all ranks, so that equal values give exactly 0.
+    smallest = minimum_over_ranks(torch.where(mask, values, torch.inf).min())
+    shifted = torch.where(mask, values - smallest, 0.0)
+    count, total = sum_over_ranks(torch.stack([mask.sum().to(values), shifted.sum()]))
+    centered = torch.where(mask, shifted - total / count.clamp(min=1), 0.0)
+    squares = sum_over_ranks(centered.square().sum())
+    variance = squares / (count - int(unbiased)).clamp(min=1)
+    std = (variance + epsilon).sqrt() if epsilon_inside_sqrt else variance.sqrt() + epsilon
+    return centered / std
+
+
+def top_fraction(
+    values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], fraction: float
+) -> Bool[Tensor, "*shape"]:
+    """Return which of the positions that count hold the highest values, over all ranks.
+
+    With n positions on all ranks, those at least as high as the ceil(fraction * n)-th highest: a
+    few more where values are equal. Every rank has to call it, with values or without.
+
+    Args:
+        values: any numbers, in any unit.
+        mask: True where a value counts.
+        fraction: the share that is chosen, in (0, 1].
+
+    Returns:
+        True where a value is chosen; False where the mask is False.
+
+    Example:
+        >>> values, mask = torch.tensor([3.0, 1.0, 2.0, 9.0]), torch.tensor([1, 1, 1, 0]).bool()
+        >>> top_fraction(values, mask, fraction=0.5)
+        tensor([ True, False,  True, False])
+    """
+    highest = gather_over_ranks(values[mask]).sort(descending=True).values
+    if not len(highest):
+        return mask
+    lowest_chosen = highest[math.ceil(fraction * len(highest)) - 1]
+    return mask.logical_and(values >= lowest_chosen)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lit_rl.types import Rollout, ScoredRollout
+from lit_rl.types import Rollout, ScoredRollout, at_last_token
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -61,9 +61,12 @@ class Reward(ABC):
                 f"{shown(rollout.responses[row])}",
                 stacklevel=2,
             )
+        rewards = total.masked_fill(missing, 0.0)
         return rollout.extended(
             ScoredRollout,
-            rewards=total.masked_fill(missing, 0.0),
+            rewards=rewards,
+            token_rewards=at_last_token(rewards, rollout.mask),
+            step_rewards=torch.full(rollout.mask.shape, torch.nan, device=rollout.mask.device),
             reward_parts=parts,
             missing=missing,
         )

@@ -1,0 +1,1 @@
+"""From a critic's values to a loss per response token."""
