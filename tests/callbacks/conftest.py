@@ -9,7 +9,15 @@ from torch.utils.data import DataLoader
 
 from lit_rl.algorithms.hooks import call_hooks
 from lit_rl.policy_losses import ClippedSurrogate
-from lit_rl.types import Experience, PolicyOutput, ScoredRollout, Update
+from lit_rl.types import (
+    ActorCriticOutput,
+    CriticExperience,
+    Experience,
+    PolicyOutput,
+    ScoredRollout,
+    Update,
+    at_last_token,
+)
 
 NAN = float("nan")
 
@@ -33,6 +41,8 @@ def make_scored(rewards, lengths=None, group_size=2, missing=(), parts=None, **f
         "columns": {},
         "group_size": group_size,
         "rewards": torch.tensor(rewards),
+        "token_rewards": at_last_token(torch.tensor(rewards), mask),
+        "step_rewards": torch.full(mask.shape, NAN),
         "reward_parts": {name: torch.tensor(part) for name, part in (parts or {}).items()},
         "missing": torch.tensor([row in missing for row in range(count)]),
     }
@@ -58,6 +68,13 @@ def make_experience(mask, old=None, ref=None, sampler=None, advantages=None):
     )
 
 
+def make_critic_experience(mask, old_values, returns, **log_probs):
+    """An experience with what the critic said at the time of the rollout, and its targets."""
+    return make_experience(mask, **log_probs).extended(
+        CriticExperience, old_values=torch.tensor(old_values), returns=torch.tensor(returns)
+    )
+
+
 def make_update(*micro_batches, index=0):
     """An update from pairs of an experience and log-probs, or (log-probs, entropy)."""
     outputs = []
@@ -66,24 +83,53 @@ def make_update(*micro_batches, index=0):
         new = torch.tensor(new)
         entropy = torch.zeros_like(new) if entropy is None else torch.tensor(entropy)
         outputs.append((experience, PolicyOutput(log_probs=new, entropy=entropy)))
-    return Update(micro_batches=tuple(outputs), loss=torch.tensor(0.0), grad_norm=0.0, index=index)
+    return as_update(outputs, index)
+
+
+def make_critic_update(*micro_batches, index=0):
+    """An update from pairs of an experience and the critic's values."""
+    outputs = []
+    for experience, values in micro_batches:
+        zeros = torch.zeros(experience.mask.shape)
+        values = torch.tensor(values)
+        output = ActorCriticOutput(log_probs=zeros, entropy=zeros, values=values)
+        outputs.append((experience, output))
+    return as_update(outputs, index)
+
+
+def as_update(micro_batches, index):
+    return Update(
+        micro_batches=tuple(micro_batches),
+        loss=torch.tensor(0.0),
+        grad_norms={"actor": 0.0},
+        index=index,
+    )
 
 
 @pytest.fixture
 def make():
     """Builders of the containers."""
     return SimpleNamespace(
-        scored=make_scored, experience=make_experience, update=make_update, module=RecordingModule
+        scored=make_scored,
+        experience=make_experience,
+        critic_experience=make_critic_experience,
+        update=make_update,
+        critic_update=make_critic_update,
+        module=RecordingModule,
     )
 
 
 class RecordingModule:
     """What callbacks read of an algorithm; keeps what they log."""
 
-    def __init__(self, policy_loss=None, uses_reference=False):
+    def __init__(self, policy_loss=None, uses_reference=False, **attributes):
         self.policy_loss = policy_loss or ClippedSurrogate()
+        self.sampler_correction = None
         self.uses_reference = uses_reference
+        self.steps_per_iteration = 4
+        self.stop_updates = False
         self.iteration = 0
+        vars(self).update(attributes)
         self.logged = {}
 
     def log_dict(self, values, **settings):
@@ -106,13 +152,20 @@ def trainer(tmp_path):
 
 @pytest.fixture
 def iterate(trainer, make):
-    """Run one iteration of a callback over given updates and return what it logged."""
+    """Run one iteration of a callback over given updates and return what it logged.
+
+    `scored` is one rollout, or a list of those of several rounds of sampling.
+    """
 
     def run(callback, *updates, scored=None, experience=None, module=None):
         module = module or make.module()
         module.logged = {}
-        scored = scored or make.scored([0.0, 1.0])
-        callback.on_rollout(trainer, module, scored, experience or make.experience([[1]]))
+        rounds = scored if isinstance(scored, list) else [scored or make.scored([0.0, 1.0])]
+        experience = experience or make.experience([[1]])
+        callback.on_train_batch_start(trainer, module, None, 0)
+        for sampled in rounds:
+            callback.on_scored(trainer, module, sampled)
+        callback.on_rollout(trainer, module, rounds[-1], experience)
         for update in updates:
             callback.on_minibatch(trainer, module, update)
         module.iteration += 1
@@ -134,6 +187,8 @@ class TinyModule(L.LightningModule):
         self.automatic_optimization = False
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.policy_loss = ClippedSurrogate()
+        self.sampler_correction = None
+        self.stop_updates = False
         self.iteration = 0
         self.accuracies = list(accuracies)
         self.validation_samples = []
@@ -141,6 +196,7 @@ class TinyModule(L.LightningModule):
     def training_step(self, batch, batch_idx):
         scored = make_scored([0.0, 1.0], parts={"exact": [0.0, 1.0]})
         experience = make_experience(scored.mask.tolist(), old=[[-1.0, -1.0]] * 2)
+        call_hooks(self.trainer, "on_scored", self, scored)
         call_hooks(self.trainer, "on_rollout", self, scored, experience)
         for index in range(self.steps_per_iteration):
             optimizer = self.optimizers()
