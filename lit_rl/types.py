@@ -240,6 +240,16 @@ class Sequences(Container):
         columns = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
         return torch.stack([self.prompt_mask.sum(1), (self.mask * columns).amax(1)], dim=1)
 
+    @property
+    def ids(self) -> Int[Tensor, "rollouts positions"]:
+        """Token ids of prompt and response."""
+        return torch.cat([self.prompt_ids, self.response_ids], dim=1)
+
+    @property
+    def attention_mask(self) -> Bool[Tensor, "rollouts positions"]:
+        """True where a token of prompt or response is attended to."""
+        return torch.cat([self.prompt_mask, self.mask], dim=1)
+
     def select(self: SequencesT, rows: Int[Tensor, " selected"]) -> SequencesT:
         """Return the given rows, in the given order."""
         return self.map_tensors(lambda tensor: tensor[rows])

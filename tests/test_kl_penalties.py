@@ -17,14 +17,14 @@ K3 = torch.tensor([[0.367879, 0.148721, 0.0]])
 def test_in_the_loss_the_default_is_k3_of_each_token():
     loss = KLInLoss().loss(LOG_PROBS, REF_LOG_PROBS, MASK)
     torch.testing.assert_close(loss, K3)
-    assert KLInLoss().reward(LOG_PROBS, REF_LOG_PROBS, MASK).tolist() == [0.0]
+    assert KLInLoss().reward(LOG_PROBS, REF_LOG_PROBS, MASK).tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_in_the_reward_the_default_is_k1_summed_over_the_response():
+def test_in_the_reward_the_default_is_k1_of_each_token():
     log_probs = LOG_PROBS.clone().requires_grad_()
     reward = KLInReward().reward(log_probs, REF_LOG_PROBS, MASK)
-    # 1 - 0.5: positive where the policy is more certain than the reference.
-    assert reward.tolist() == [0.5]
+    # 1 and -0.5: positive where the policy is more certain than the reference.
+    assert reward.tolist() == [[1.0, -0.5, 0.0]]
     assert not reward.requires_grad
     assert KLInReward().loss(LOG_PROBS, REF_LOG_PROBS, MASK).tolist() == [[0.0, 0.0, 0.0]]
 
@@ -32,12 +32,17 @@ def test_in_the_reward_the_default_is_k1_summed_over_the_response():
 def test_a_response_that_the_reference_finds_likelier_is_paid_for():
     # -1 - (-0.5) and -1 - (-0.75): the estimate of a response may be negative, its mean may not.
     ref_log_probs = torch.tensor([[-0.5, -0.75, 0.0]])
-    assert KLInReward().reward(LOG_PROBS, ref_log_probs, MASK).tolist() == [-0.75]
+    assert KLInReward().reward(LOG_PROBS, ref_log_probs, MASK).tolist() == [[-0.5, -0.25, 0.0]]
 
 
 @pytest.mark.parametrize(
     ("estimator", "expected"),
-    [("k1", 0.5), ("k2", 0.5 + 0.125), ("k3", 0.5166), ("abs", 1.5)],
+    [
+        ("k1", [1.0, -0.5, 0.0]),
+        ("k2", [0.5, 0.125, 0.0]),
+        ("k3", K3.tolist()[0]),
+        ("abs", [1.0, 0.5, 0.0]),
+    ],
 )
 def test_each_estimator_by_name(estimator, expected):
     reward = KLInReward(estimator=estimator).reward(LOG_PROBS, REF_LOG_PROBS, MASK)

@@ -374,4 +374,4 @@ class PolicyGradient(RLModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give the advantage estimator its memory back."""
         super().on_load_checkpoint(checkpoint)
-        self.advantage.load_state_dict(checkpoint["lit_rl"]["advantage"])
+        self.advantage.load_state_dict(checkpoint["lit_rl"].get("advantage", {}))

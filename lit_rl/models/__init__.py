@@ -1,6 +1,13 @@
 """Causal language models: where they come from, how they score, how they are exported."""
 
 from lit_rl.models.base import CausalLMSource
+from lit_rl.models.critic import (
+    Critic,
+    CriticSource,
+    PolicyBackbone,
+    PretrainedBackbone,
+    SharedTrunk,
+)
 from lit_rl.models.export import save_pretrained
 from lit_rl.models.modes import evaluation_mode
 from lit_rl.models.policy import Policy, frozen_copy
@@ -10,9 +17,14 @@ from lit_rl.models.smollm2 import SmolLM2
 
 __all__ = [
     "CausalLMSource",
+    "Critic",
+    "CriticSource",
     "Policy",
+    "PolicyBackbone",
+    "PretrainedBackbone",
     "PretrainedCausalLM",
     "RandomCausalLM",
+    "SharedTrunk",
     "SmolLM2",
     "evaluation_mode",
     "frozen_copy",

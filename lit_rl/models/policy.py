@@ -1,7 +1,6 @@
 """The policy: log-probs and entropy of given responses under a Hugging Face causal LM."""
 
 import copy
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -11,6 +10,8 @@ from transformers import PreTrainedModel
 
 from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
 from lit_rl.models.base import context_limit
+from lit_rl.models.checkpointing import enable_gradient_checkpointing
+from lit_rl.models.hidden_states import hidden_states
 from lit_rl.models.modes import evaluation_mode
 from lit_rl.types import PolicyOutput
 
@@ -30,9 +31,6 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        # Models without position embeddings (ALiBi) read positions from the attention mask alone.
-        parameters = inspect.signature(model.base_model.forward).parameters
-        self._takes_position_ids = "position_ids" in parameters
         if model.device.type != "meta":
             self.verify_head()
 
@@ -63,6 +61,24 @@ class Policy(nn.Module):
         hidden = self.hidden_states(
             torch.cat([prompt_ids, response_ids], dim=1), torch.cat([prompt_mask, mask], dim=1)
         )
+        return self.score(hidden, response_ids, mask, temperature=temperature)
+
+    def score(
+        self,
+        hidden: Float[Tensor, "rollouts positions hidden"],
+        response_ids: Int[Tensor, "rollouts tokens"],
+        mask: Bool[Tensor, "rollouts tokens"],
+        *,
+        temperature: float,
+    ) -> PolicyOutput:
+        """Return log-probs and entropy of the response tokens from `hidden_states`.
+
+        Args:
+            hidden: hidden states of prompt and response.
+            response_ids: token ids, right-padded.
+            mask: True where a response token counts.
+            temperature: sampling temperature by which logits are divided, above 0.
+        """
         log_probs, entropy = token_log_probs_and_entropy(
             response_hidden(hidden, response_ids.shape[1]),
             self.head,
@@ -81,11 +97,7 @@ class Policy(nn.Module):
             ids: token ids of prompt and response.
             mask: True where a token is attended to; positions count these tokens only.
         """
-        inputs = {"input_ids": ids, "attention_mask": mask.long()}
-        if self._takes_position_ids:
-            inputs["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        output: Tensor = self.model.base_model(**inputs, use_cache=False).last_hidden_state
-        return output
+        return hidden_states(self.model.base_model, ids, mask)
 
     def head(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of hidden states, as the architecture makes them."""
@@ -119,6 +131,12 @@ class Policy(nn.Module):
             )
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        size: int = self.model.config.get_text_config(decoder=True).hidden_size
+        return size
+
+    @property
     def max_context_tokens(self) -> int | None:
         """Tokens of prompt and response together that the model has positions for; None: any."""
         return context_limit(self.model.config)
@@ -132,15 +150,8 @@ class Policy(nn.Module):
         return (ids,) if isinstance(ids, int) else tuple(ids)
 
     def enable_gradient_checkpointing(self) -> None:
-        """Recompute the layers' activations in the backward pass of training mode.
-
-        Generation and scoring, in evaluation mode or without gradient, are not affected.
-        """
-        # One method under two names: early releases of transformers 5 have the second one only.
-        model = self.model
-        name = "activation_checkpointing_enable"
-        enable = getattr(model, name, None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        """Recompute the layers' activations in the backward pass of training mode."""
+        enable_gradient_checkpointing(self.model)
 
 
 def _scaled(logits: Tensor, scale: float) -> Tensor:

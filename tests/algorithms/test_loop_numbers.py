@@ -133,7 +133,7 @@ def test_old_log_probs_are_those_of_evaluation_mode(algorithm, source, fit):
     module = algorithm(source=source(config, dropout=True))
     fit(module, iterations=1, callbacks=[recorder])
     (experience,) = recorder.experiences
-    first, second = (module.log_probs_under(module.policy, experience) for _ in range(2))
+    first, second = (module.output_under(module.policy, experience).log_probs for _ in range(2))
     assert torch.equal(first, second)
     assert module.policy.training
     # They are also what the sampler, in evaluation mode too, drew the tokens from.
@@ -151,7 +151,7 @@ def test_loss_and_gradient_norm_are_means_over_the_updates(algorithm, fit):
     trainer = fit(module, iterations=1, callbacks=[recorder])
     assert len(recorder.updates) == 4
     losses = torch.stack([update.loss for update in recorder.updates])
-    norms = torch.tensor([update.grad_norm for update in recorder.updates])
+    norms = torch.tensor([update.grad_norms["actor"] for update in recorder.updates])
     assert losses.std() > 1e-3
     assert norms.std() > 1e-3
     torch.testing.assert_close(trainer.callback_metrics["loss"], losses.mean())
@@ -187,8 +187,8 @@ def test_rows_are_dealt_anew_in_every_epoch_and_iteration(algorithm, fit):
     dealt = []
 
     class Deals(RLCallback):
-        def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            dealt.extend(module.minibatches(len(batch), epoch)[0].tolist() for epoch in (0, 1))
+        def on_rollout(self, trainer, module, scored, experience):
+            dealt.extend(module.minibatches(epoch)[0].tolist() for epoch in (0, 1))
 
     fit(algorithm(num_minibatches=2), iterations=2, callbacks=[Deals()])
     assert len({tuple(rows) for rows in dealt}) == 4

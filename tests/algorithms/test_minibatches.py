@@ -17,30 +17,43 @@ def sequences(prompt_lengths: list[int], lengths: list[int]) -> Sequences:
 
 
 def test_every_row_is_in_one_minibatch():
-    minibatches = minibatch_rows(6, 4, 3, seed=(0, 1))
+    minibatches = minibatch_rows([0] * 6, 4, 3, seed=(0, 1))
     assert [len(rows) for rows in minibatches] == [8, 8, 8]
     assert sorted(torch.cat(minibatches).tolist()) == list(range(24))
 
 
 def test_minibatches_as_a_whole_do_not_depend_on_the_number_of_ranks():
     """Law: global prompt i lies on rank i % 2 as local prompt i // 2; the union is the same."""
-    alone = minibatch_rows(6, 4, 2, seed=(3,))
+    alone = minibatch_rows([0] * 6, 4, 2, seed=(3,))
     for number, whole in enumerate(alone):
         union = set()
         for rank in range(2):
-            rows = minibatch_rows(3, 4, 2, seed=(3,), rank=rank, world_size=2)[number].tolist()
+            rows = minibatch_rows([0, 1] * 3, 4, 2, seed=(3,), rank=rank)[number].tolist()
             union |= {(row // 4 * 2 + rank) * 4 + row % 4 for row in rows}
         assert union == set(whole.tolist())
 
 
+def test_ranks_may_hold_different_numbers_of_prompts():
+    """Law: the groups of a rank stand in its rows in the order of the prompts; the union is the same."""
+    alone = minibatch_rows([0] * 4, 2, 2, seed=(3,))
+    for ranks in ([0, 1, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1]):
+        places = {rank: [n for n, r in enumerate(ranks) if r == rank] for rank in (0, 1)}
+        for number, whole in enumerate(alone):
+            union = []
+            for rank in (0, 1):
+                rows = minibatch_rows(ranks, 2, 2, seed=(3,), rank=rank)[number].tolist()
+                union += [places[rank][row // 2] * 2 + row % 2 for row in rows]
+            assert sorted(union) == sorted(whole.tolist())
+
+
 def test_another_seed_deals_otherwise():
-    first, second = (minibatch_rows(8, 4, 2, seed=(0, i))[0].tolist() for i in range(2))
+    first, second = (minibatch_rows([0] * 8, 4, 2, seed=(0, i))[0].tolist() for i in range(2))
     assert first != second
 
 
 def test_batch_that_does_not_divide_is_refused_with_a_valid_choice():
     with pytest.raises(ValueError, match=r"3 prompts x group_size 2 = 6 .* 4; num_minibatches 3"):
-        minibatch_rows(3, 2, 4, seed=(0,))
+        minibatch_rows([0] * 3, 2, 4, seed=(0,))
 
 
 def test_micro_batches_keep_the_budget_and_hold_each_row_once():

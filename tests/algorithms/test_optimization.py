@@ -5,25 +5,30 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.algorithms.optimization import (
-    clip_grad_norm,
+    clip_grad_norms,
     hyperparameters,
     restore_hyperparameters,
 )
 
 
-def test_groups_are_clipped_jointly():
-    """Gradients 3 and 4 in two groups have norm 5; a limit of 1 scales both by 1/5."""
-    a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-    optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b]}], lr=1.0)
-    a.grad, b.grad = torch.tensor([3.0]), torch.tensor([4.0])
-    assert clip_grad_norm(optimizer, 1.0, "a test") == pytest.approx(5.0)
-    torch.testing.assert_close(torch.cat([a.grad, b.grad]), torch.tensor([0.6, 0.8]))
+def optimizer_of(**parameters):
+    groups = [{"params": [p], "name": name} for name, p in parameters.items()]
+    return torch.optim.SGD(groups, lr=1.0)
+
+
+def test_groups_are_clipped_apart():
+    """Gradients (3, 4) and 0.5 have norms 5 and 0.5; a limit of 1 scales the first by 1/5 only."""
+    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
+    a.grad, b.grad = torch.tensor([3.0, 4.0]), torch.tensor([0.5])
+    norms = clip_grad_norms(optimizer_of(actor=a, critic=b), 1.0, "a test")
+    assert norms == {"actor": pytest.approx(5.0), "critic": pytest.approx(0.5)}
+    torch.testing.assert_close(torch.cat([a.grad, b.grad]), torch.tensor([0.6, 0.8, 0.5]))
 
 
 def test_no_limit_measures_only():
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.tensor([7.0])
-    assert clip_grad_norm(torch.optim.SGD([parameter], lr=1.0), None, "a test") == 7.0
+    assert clip_grad_norms(optimizer_of(actor=parameter), None, "a test") == {"actor": 7.0}
     assert parameter.grad == 7.0
 
 
@@ -31,8 +36,8 @@ def test_no_limit_measures_only():
 def test_norm_that_is_not_finite_is_an_error_that_says_where(value):
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.tensor([value])
-    with pytest.raises(ValueError, match="iteration 3, update 2"):
-        clip_grad_norm(torch.optim.SGD([parameter], lr=1.0), 1.0, "iteration 3, update 2")
+    with pytest.raises(ValueError, match="norm of the critic is .* in iteration 3, update 2"):
+        clip_grad_norms(optimizer_of(critic=parameter), 1.0, "iteration 3, update 2")
 
 
 def test_configured_settings_hold_over_loaded_ones_at_the_loaded_position():

@@ -1,0 +1,190 @@
+"""The critic: a number for the state before each response token."""
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from lit_rl.functional import response_hidden
+from lit_rl.models.base import DTYPES
+from lit_rl.models.checkpointing import enable_gradient_checkpointing
+from lit_rl.models.dropout import switch_off_dropout
+from lit_rl.models.hidden_states import hidden_states
+from lit_rl.models.policy import Policy
+
+
+class Values(NamedTuple):
+    """What a critic says of a batch of responses, in reward units.
+
+    Attributes:
+        values: of the state before each token; zero where the mask is False.
+        end_values: of the state behind the last token that counts; of the prompt where none does.
+    """
+
+    values: Float[Tensor, "rollouts tokens"]
+    end_values: Float[Tensor, " rollouts"]
+
+
+class Critic(nn.Module):
+    """A scalar head on hidden states: those of a backbone of its own, or those of the policy.
+
+    The head starts at zero, so every value is 0 before the first step. It computes in float32
+    whatever the precision of the backbone.
+
+    Args:
+        hidden_size: width of the hidden states.
+        backbone: a Hugging Face base model; None: the head reads the policy's hidden states, and
+            the gradient of the value loss reaches the policy's weights.
+
+    Attributes:
+        backbone: the base model, or None.
+        head: from hidden states to values.
+    """
+
+    def __init__(self, hidden_size: int, backbone: PreTrainedModel | None = None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self,
+        prompt_ids: Int[Tensor, "rollouts prompt_tokens"],
+        prompt_mask: Bool[Tensor, "rollouts prompt_tokens"],
+        response_ids: Int[Tensor, "rollouts tokens"],
+        mask: Bool[Tensor, "rollouts tokens"],
+        *,
+        policy_hidden: Float[Tensor, "rollouts positions hidden"] | None,
+    ) -> Values:
+        """Return the values of the states before and behind the response tokens.
+
+        The state before a token ends at the position before it: at the last prompt token for the
+        first one.
+
+        Args:
+            prompt_ids: token ids, left-padded.
+            prompt_mask: True where a prompt token is the prompt's own.
+            response_ids: token ids, right-padded.
+            mask: True where a response token counts, as for `Policy`.
+            policy_hidden: the policy's hidden states of the same rows, prompt and response; read
+                by a critic without a backbone.
+        """
+        if self.backbone is None:
+            assert policy_hidden is not None
+            hidden = policy_hidden
+        else:
+            ids = torch.cat([prompt_ids, response_ids], dim=1)
+            hidden = hidden_states(self.backbone, ids, torch.cat([prompt_mask, mask], dim=1))
+        num_tokens = response_ids.shape[1]
+        with torch.autocast(hidden.device.type, enabled=False):
+            states = self.head(hidden[:, -num_tokens - 1 :].to(self.head.weight.dtype))[..., 0]
+        columns = torch.arange(1, num_tokens + 1, device=mask.device)
+        end = (mask * columns).amax(dim=1, keepdim=True)
+        before = response_hidden(states[..., None], num_tokens)[..., 0]
+        return Values(
+            values=torch.where(mask, before, 0.0), end_values=states.gather(1, end)[:, 0]
+        )
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute the backbone's activations in the backward pass of training mode."""
+        if self.backbone is not None:
+            enable_gradient_checkpointing(self.backbone)
+
+
+class CriticSource(ABC):
+    """Where the critic of a run comes from."""
+
+    @abstractmethod
+    def critic(self, policy: Policy, tokenizer: Tokenizer) -> Critic:
+        """Return a new critic in training mode, beside the policy as it is before training.
+
+        Args:
+            policy: the policy that it will judge.
+            tokenizer: the policy's tokenizer.
+        """
+
+
+@dataclass(frozen=True)
+class PolicyBackbone(CriticSource):
+    """A backbone of its own that starts with the policy's weights."""
+
+    def critic(self, policy: Policy, tokenizer: Tokenizer) -> Critic:
+        """Return a critic that shares no tensor with the policy."""
+        backbone = copy.deepcopy(policy.model.base_model).requires_grad_(True)
+        return Critic(policy.hidden_size, backbone)
+
+
+@dataclass(frozen=True)
+class SharedTrunk(CriticSource):
+    """A head on the policy's own hidden states: no second model, and one pass for both."""
+
+    def critic(self, policy: Policy, tokenizer: Tokenizer) -> Critic:
+        """Return a critic without a backbone."""
+        return Critic(policy.hidden_size)
+
+
+@dataclass(frozen=True)
+class PretrainedBackbone(CriticSource):
+    """A backbone of its own from another checkpoint: a causal model's or a reward model's.
+
+    Args:
+        name: name on the Hugging Face hub, or path of a folder; its vocabulary must be that of the
+            policy. Whatever head it has is replaced.
+        revision: branch, tag or commit on the hub; None: its main branch.
+        dtype: number format of the weights, "float32" or "bfloat16".
+        dropout: False builds the backbone with all its dropout probabilities at 0.
+    """
+
+    name: str
+    revision: str | None = None
+    dtype: str = "float32"
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of {sorted(DTYPES)}")
+
+    def critic(self, policy: Policy, tokenizer: Tokenizer) -> Critic:
+        """Return a critic with the checkpoint's backbone.
+
+        Raises:
+            ValueError: if there is no such checkpoint, if it lacks weights of the backbone, or if
+                its tokens are not those of the policy.
+        """
+        try:
+            config = AutoConfig.from_pretrained(self.name, revision=self.revision)
+            own = AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+            if not self.dropout:
+                switch_off_dropout(config)
+            backbone, report = AutoModel.from_pretrained(
+                self.name,
+                revision=self.revision,
+                config=config,
+                dtype=DTYPES[self.dtype],
+                output_loading_info=True,
+            )
+        except OSError as error:
+            raise ValueError(
+                f"no critic to load at {self.name!r}: neither a folder with a model and its "
+                f"tokenizer, nor a repository that the Hugging Face hub gives: {error}"
+            ) from error
+        if own.get_vocab() != tokenizer.get_vocab():
+            raise ValueError(
+                f"the tokens of the critic {self.name!r} are not those of the policy "
+                f"({len(own)} and {len(tokenizer)}): it would read other text. Use a checkpoint of "
+                "the same family, or lit_rl.models.PolicyBackbone"
+            )
+        if report["missing_keys"]:
+            raise ValueError(
+                f"the checkpoint {self.name!r} lacks {len(report['missing_keys'])} weights of its "
+                f"backbone, such as {min(report['missing_keys'])}; they would stay random"
+            )
+        size = config.get_text_config(decoder=True).hidden_size
+        return Critic(size, backbone.train())
