@@ -39,6 +39,9 @@ def zero_std_groups(scored: ScoredRollout) -> Bool[Tensor, " prompts"]:
 class RewardMetrics(RLCallback):
     """Logs rewards, response lengths, entropy and the KL to the reference, over all ranks.
 
+    Rewards and lengths are those of every response that was sampled, in each round of sampling;
+    entropy and KL are those of the responses that are trained on.
+
     It warns, once each, of three things that end in a run that learns nothing: all responses are
     cut off, all rewards within each group are equal, or the KL to the reference is negative.
 
@@ -52,22 +55,22 @@ class RewardMetrics(RLCallback):
             raise ValueError(f"patience is {patience} iterations, must be at least 1")
         self.patience = patience
         self._statistics: Statistics
+        self._begun = False
         self._parts: tuple[str, ...] = ()
         self._silent_iterations = 0
         self._warned: set[str] = set()
 
-    def on_rollout(
-        self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the statistics of an iteration and take in its responses."""
-        self._parts = tuple(scored.reward_parts)
-        if clash := OWN_NAMES & set(self._parts):
-            raise ValueError(
-                f"a reward is called {sorted(clash)}, but reward/{min(clash)} is a metric of all "
-                f"rewards: call it otherwise, such as {min(clash)}_reward"
-            )
-        names = (*NAMES, *(f"part {name}" for name in self._parts))
-        statistics = self._statistics = Statistics(names, scored.mask.device)
+        """Forget the responses of the iteration before."""
+        self._begun = False
+
+    def on_scored(self, trainer: Trainer, module: Any, scored: ScoredRollout) -> None:
+        """Take in the responses of one round of sampling."""
+        if not self._begun:
+            self._begin(scored)
+        statistics = self._statistics
         statistics.update("reward", scored.rewards[~scored.missing])
         statistics.update("missing", scored.missing)
         statistics.update("zero_std_group", zero_std_groups(scored))
@@ -75,6 +78,22 @@ class RewardMetrics(RLCallback):
         statistics.update("truncated", ~scored.finished)
         for name, part in scored.reward_parts.items():
             statistics.update(f"part {name}", part[~part.isnan()])
+
+    def _begin(self, scored: ScoredRollout) -> None:
+        self._parts = tuple(scored.reward_parts)
+        if clash := OWN_NAMES & set(self._parts):
+            raise ValueError(
+                f"a reward is called {sorted(clash)}, but reward/{min(clash)} is a metric of all "
+                f"rewards: call it otherwise, such as {min(clash)}_reward"
+            )
+        names = (*NAMES, *(f"part {name}" for name in self._parts))
+        self._statistics = Statistics(names, scored.mask.device)
+        self._begun = True
+
+    def on_rollout(
+        self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
+    ) -> None:
+        """Take in the KL of the policy that drew the tokens."""
         if experience.ref_log_probs is not None:
             self._update_kl(experience, experience.ref_log_probs)
 

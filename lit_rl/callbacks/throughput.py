@@ -3,10 +3,11 @@
 from time import perf_counter
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 
 from lit_rl.algorithms.hooks import RLCallback
-from lit_rl.evaluation import Statistics
+from lit_rl.functional import sum_over_ranks
 from lit_rl.types import Experience, ScoredRollout
 
 
@@ -20,7 +21,7 @@ class Throughput(RLCallback):
     def __init__(self) -> None:
         self._tokens = 0
         self._seconds = 0.0
-        self._lengths: Statistics
+        self._sampled = 0
         self._start = 0.0
         self._rollout_end = 0.0
 
@@ -29,18 +30,21 @@ class Throughput(RLCallback):
     ) -> None:
         """Start the clock of an iteration."""
         self._start = perf_counter()
+        self._sampled = 0
+
+    def on_scored(self, trainer: Trainer, module: Any, scored: ScoredRollout) -> None:
+        """Count the tokens of one round of sampling."""
+        self._sampled += int(scored.mask.sum())
 
     def on_rollout(
         self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
     ) -> None:
-        """Note the end of the rollout and count its tokens."""
+        """Note the end of the rollout."""
         self._rollout_end = perf_counter()
-        self._lengths = Statistics(("length",), scored.mask.device)
-        self._lengths.update("length", scored.mask.sum(dim=1))
 
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
         """Log the times of this iteration and the totals."""
-        tokens = int(self._lengths.compute()["length"].total)
+        tokens = int(sum_over_ranks(torch.tensor(self._sampled, device=module.device)))
         end = perf_counter()
         seconds = end - self._start
         self._tokens += tokens

@@ -122,6 +122,8 @@ def make():
 class RecordingModule:
     """What callbacks read of an algorithm; keeps what they log."""
 
+    device = torch.device("cpu")
+
     def __init__(self, policy_loss=None, uses_reference=False, **attributes):
         self.policy_loss = policy_loss or ClippedSurrogate()
         self.sampler_correction = None

@@ -105,6 +105,26 @@ def test_no_reference_no_kl_keys(iterate, make):
     assert not [name for name in iterate(RewardMetrics(), update) if name.startswith("kl/")]
 
 
+def test_every_sampled_response_counts_whichever_round_sampled_it(iterate, make):
+    """Dynamic sampling trains on the last rollout only; the first one was sampled all the same."""
+    given_up = make.scored([1.0, 1.0], lengths=[5, 7], parts={"exact": [1.0, 1.0]})
+    trained = make.scored(
+        [0.0, 2.0],
+        lengths=[1, 3],
+        parts={"exact": [0.0, NAN]},
+        finished=torch.tensor([True, False]),
+    )
+    logged = iterate(RewardMetrics(), scored=[given_up, trained])
+    # Rewards 1, 1, 0, 2: mean 1, sample variance 2 / 3.
+    assert logged["reward/mean"] == 1.0
+    assert logged["reward/std"] == pytest.approx(math.sqrt(2 / 3))
+    assert logged["reward/exact"] == pytest.approx(2 / 3)
+    assert logged["reward/zero_std_group_fraction"] == 0.5
+    assert logged["response/length_mean"] == 16 / 4
+    assert (logged["response/length_min"], logged["response/length_max"]) == (1, 7)
+    assert logged["response/truncated_fraction"] == 0.25
+
+
 def test_iterations_do_not_mix(iterate, make):
     callback = RewardMetrics()
     iterate(callback, scored=make.scored([5.0, 5.0], lengths=[9, 9]))

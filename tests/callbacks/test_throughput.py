@@ -9,12 +9,14 @@ from lit_rl.callbacks import Throughput, throughput
 def run(trainer, make, monkeypatch):
     """Run an iteration that starts, ends its rollout, and ends at the given seconds."""
 
-    def iteration(callback, *seconds, lengths=(4, 6)):
+    def iteration(callback, *seconds, rounds=((4, 6),)):
         times = iter(seconds)
         monkeypatch.setattr(throughput, "perf_counter", lambda: next(times))
         module = make.module()
         callback.on_train_batch_start(trainer, module, None, 0)
-        scored = make.scored([0.0] * len(lengths), lengths=list(lengths))
+        for lengths in rounds:
+            scored = make.scored([0.0] * len(lengths), lengths=list(lengths))
+            callback.on_scored(trainer, module, scored)
         callback.on_rollout(trainer, module, scored, make.experience([[1]]))
         callback.on_iteration_end(trainer, module)
         return module.logged
@@ -29,6 +31,16 @@ def test_times_and_tokens_by_hand(run):
     assert logged["time/update_seconds"] == 3.0
     # 4 + 6 tokens in 5 seconds.
     assert logged["throughput/tokens_per_second"] == 2.0
+
+
+def test_tokens_of_every_round_of_sampling_count(run):
+    callback = Throughput()
+    logged = run(callback, 0.0, 3.0, 4.0, rounds=[(4, 6), (1, 1)])
+    assert logged["throughput/tokens_per_second"] == 12 / 4
+    # The next iteration counts its own, the total goes on.
+    logged = run(callback, 4.0, 5.0, 6.0, rounds=[(2, 2)])
+    assert logged["throughput/tokens_per_second"] == 4 / 2
+    assert logged["total/tokens"] == 16
 
 
 def test_totals_go_on_after_a_resume(run):
