@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import lightning as L
+import numpy as np
 import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
@@ -204,6 +205,22 @@ class PromptDataModule(L.LightningDataModule):
         """Batches of prompts to train on."""
         assert self.train_batches is not None
         return self._loader(self.train_rows, self.train_batches)
+
+    def drawn_prompts(self, seed: tuple[int, ...]) -> Prompts:
+        """Return `batch_size` training prompts over all ranks, the share of this rank.
+
+        They are drawn without replacement and beside the order of the epochs, which goes on
+        unchanged. Prompt i of the draw lies on rank i % world_size.
+
+        Args:
+            seed: numbers that seed the draw; the same on every rank.
+        """
+        drawn = np.random.default_rng(seed).choice(
+            len(self.train_rows), self.batch_size, replace=False
+        )
+        rank, world_size = self._ranks["rank"], self._ranks["world_size"]
+        rows = [self.train_rows[index] for index in drawn[rank::world_size]]
+        return collate(rows, pad_id=self._reader.tokenizer.pad_token_id)
 
     def val_dataloader(self) -> DataLoader[Prompts]:
         """Batches of held-out prompts."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 ContainerT = TypeVar("ContainerT", bound="Container")
 
@@ -83,6 +83,23 @@ class Prompts(Container):
         return len(self.row_ids)
 
 
+RolloutT = TypeVar("RolloutT", bound="Rollout")
+
+
+def _map_rows(function: Callable[..., Any], first: RolloutT, *others: RolloutT) -> RolloutT:
+    """Return `first` with `function(name, values, ...)` for every field with an entry per row."""
+    changed: dict[str, Any] = {}
+    for field in fields(first):
+        values = [getattr(rollout, field.name) for rollout in (first, *others)]
+        if isinstance(values[0], dict):
+            changed[field.name] = {
+                key: function(field.name, *(value[key] for value in values)) for key in values[0]
+            }
+        elif isinstance(values[0], Tensor | tuple):
+            changed[field.name] = function(field.name, *values)
+    return replace(first, **changed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rollout(Container):
     """Sampled responses, `group_size` rows per prompt. Made by `lit_rl.generation`.
@@ -123,6 +140,38 @@ class Rollout(Container):
 
     def __len__(self) -> int:
         return len(self.responses)
+
+    def select(self: RolloutT, rows: Int[Tensor, " selected"]) -> RolloutT:
+        """Return the given rows, in the given order."""
+        numbers = rows.tolist()
+
+        def chosen(_: str, values: Any) -> Any:
+            if isinstance(values, Tensor):
+                return values[rows]
+            return tuple(values[number] for number in numbers)
+
+        return _map_rows(chosen, self)
+
+    def followed_by(self: RolloutT, other: RolloutT) -> RolloutT:
+        """Return the rows of this rollout and then those of another, padded to the same widths."""
+
+        def joined(name: str, first: Any, second: Any) -> Any:
+            if not isinstance(first, Tensor):
+                return first + second
+            if first.ndim == 1:
+                return torch.cat([first, second])
+            width = max(first.shape[1], second.shape[1])
+            padding = torch.nan if name == "step_rewards" else 0
+            left = name.startswith("prompt_")
+            return torch.cat(
+                [
+                    nn.functional.pad(part, (missing, 0) if left else (0, missing), value=padding)
+                    for part in (first, second)
+                    for missing in [width - part.shape[1]]
+                ]
+            )
+
+        return _map_rows(joined, self, other)
 
 
 ScoredT = TypeVar("ScoredT", bound="ScoredRollout")

@@ -227,7 +227,7 @@ def test_fit_resume_validate_predict(tmp_path):
     # One row per iteration and one per validation, labelled with the iteration: at 0, 2 and 4.
     assert [row["step"] for row in rows if row["reward/mean"]] == ["1", "2", "3", "4"]
     assert [row["step"] for row in rows if row["val/greedy_accuracy"]] == ["0", "2", "4"]
-    assert [float(row["kl/coef"]) for row in rows if row["kl/coef"]] == [pytest.approx(0.01)] * 4
+    assert [float(row["kl_coef"]) for row in rows if row["kl_coef"]] == [pytest.approx(0.01)] * 4
 
     model = AutoModelForCausalLM.from_pretrained(first / "export")
     weights = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]

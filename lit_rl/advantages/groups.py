@@ -11,6 +11,29 @@ from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.types import ScoredRollout
 
 
+def check_groups(num_rollouts: int, group_size: int) -> None:
+    """Refuse rollouts that do not form whole groups of at least two.
+
+    Args:
+        num_rollouts: rows of the batch.
+        group_size: rollouts per prompt, at least 2.
+
+    Raises:
+        ValueError: if `group_size` is below 2 or does not divide the number of rollouts.
+    """
+    if group_size < 2:
+        raise ValueError(
+            f"group_size is {group_size}, but a rollout is compared with the others of its prompt: "
+            "at least 2, for example 8"
+        )
+    if num_rollouts % group_size:
+        raise ValueError(
+            f"{num_rollouts} rollouts do not form whole groups of group_size {group_size}; "
+            f"{num_rollouts // group_size * group_size} or "
+            f"{(num_rollouts // group_size + 1) * group_size} would"
+        )
+
+
 def in_groups(
     rewards: Float[Tensor, " rollouts"], group_size: int, valid: Bool[Tensor, " rollouts"]
 ) -> tuple[Float[Tensor, "prompts group"], Bool[Tensor, "prompts group"]]:
@@ -29,18 +52,24 @@ def in_groups(
         tensor([[1., 0.],
                 [5., 5.]])
     """
-    if group_size < 2:
-        raise ValueError(
-            f"group_size is {group_size}, but a rollout is compared with the others of its prompt: "
-            "at least 2, for example 8"
-        )
-    if len(rewards) % group_size:
-        raise ValueError(
-            f"{len(rewards)} rollouts do not form whole groups of group_size {group_size}; "
-            f"{len(rewards) // group_size * group_size} or "
-            f"{(len(rewards) // group_size + 1) * group_size} would"
-        )
+    check_groups(len(rewards), group_size)
     return rewards.view(-1, group_size), valid.view(-1, group_size)
+
+
+def zero_std_groups(scored: ScoredRollout) -> Bool[Tensor, " prompts"]:
+    """Return which groups teach a group estimator nothing: their valid rewards are all equal.
+
+    A reward is valid where it is not missing and the response has a token. Groups with one valid
+    reward, or none, are among them.
+
+    Args:
+        scored: groups of scored responses.
+    """
+    valid = (~scored.missing & scored.mask.any(dim=1)).view(-1, scored.group_size)
+    rewards = scored.rewards.view(-1, scored.group_size)
+    highest = rewards.masked_fill(~valid, -torch.inf).amax(dim=1)
+    lowest = rewards.masked_fill(~valid, torch.inf).amin(dim=1)
+    return highest <= lowest
 
 
 class GroupEstimator(AdvantageEstimator):

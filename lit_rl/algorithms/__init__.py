@@ -1,22 +1,47 @@
 """Algorithms as LightningModules: loops, and the subclasses that name their choices."""
 
+from lit_rl.algorithms.actor_critic import ActorCritic
+from lit_rl.algorithms.cispo import CISPO
+from lit_rl.algorithms.gmpo import GMPO
+from lit_rl.algorithms.gpg import GPG
 from lit_rl.algorithms.grpo import GRPO, DrGRPO
+from lit_rl.algorithms.gspo import GSPO
 from lit_rl.algorithms.old_log_probs import (
     CurrentLogProbs,
     OldLogProbs,
     RecomputedLogProbs,
     SamplerLogProbs,
 )
+from lit_rl.algorithms.opo import OPO
 from lit_rl.algorithms.policy_gradient import PolicyGradient
+from lit_rl.algorithms.ppo import PPO
+from lit_rl.algorithms.reinforce import Reinforce
+from lit_rl.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from lit_rl.algorithms.remax import ReMax
 from lit_rl.algorithms.rl_module import RLModule
+from lit_rl.algorithms.rloo import RLOO
+from lit_rl.algorithms.sapo import SAPO
 
 __all__ = [
+    "CISPO",
+    "GMPO",
+    "GPG",
     "GRPO",
+    "GSPO",
+    "OPO",
+    "PPO",
+    "RLOO",
+    "SAPO",
+    "ActorCritic",
     "CurrentLogProbs",
     "DrGRPO",
     "OldLogProbs",
     "PolicyGradient",
     "RLModule",
+    "ReMax",
     "RecomputedLogProbs",
+    "Reinforce",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
     "SamplerLogProbs",
 ]

@@ -190,9 +190,14 @@ class PolicyGradient(RLModule):
         self.prompt_ranks = [n % world_size for n in range(len(prompts) * world_size)]
         return self.score(self.generate(prompts))
 
-    def generate(self, prompts: Prompts) -> Rollout:
-        """Answer each prompt `group_size` times with the policy."""
-        seed = (self.seed, ROLLOUT, self.iteration)
+    def generate(self, prompts: Prompts, draw: int = 0) -> Rollout:
+        """Answer each prompt `group_size` times with the policy.
+
+        Args:
+            prompts: the prompts.
+            draw: number of the round of sampling within the iteration, which seeds it.
+        """
+        seed = (self.seed, ROLLOUT, self.iteration, *([draw] if draw else []))
         return self.sample(prompts, self.sampling, group_size=self.group_size, seed=seed)
 
     def score(self, rollout: Rollout) -> ScoredRollout:

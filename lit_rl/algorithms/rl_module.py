@@ -24,7 +24,7 @@ from lit_rl.rewards.base import no_response
 from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
 
 # First number after the run's seed, so that no two purposes share their random numbers.
-ROLLOUT, VALIDATION, PREDICTION, SHUFFLE = range(4)
+ROLLOUT, VALIDATION, PREDICTION, SHUFFLE, REFILL = range(5)
 
 
 class RLModule(L.LightningModule):

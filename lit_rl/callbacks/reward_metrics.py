@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from jaxtyping import Bool
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lit_rl.advantages.groups import zero_std_groups
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.evaluation import Statistics, Summary
 from lit_rl.functional import kl_k1, kl_k3
@@ -18,22 +17,6 @@ NAMES = ("reward", "missing", "zero_std_group", "length", "truncated", "entropy"
 OWN_NAMES = {"mean", "std", "missing_fraction", "zero_std_group_fraction"}
 NEGATIVE_KL = -0.05
 """Mean KL to the reference, in nats per token, that no sampling error explains."""
-
-
-def zero_std_groups(scored: ScoredRollout) -> Bool[Tensor, " prompts"]:
-    """Return which groups teach a group estimator nothing: their valid rewards are all equal.
-
-    A reward is valid where it is not missing and the response has a token. Groups with one valid
-    reward, or none, are among them.
-
-    Args:
-        scored: groups of scored responses.
-    """
-    valid = (~scored.missing & scored.mask.any(dim=1)).view(-1, scored.group_size)
-    rewards = scored.rewards.view(-1, scored.group_size)
-    highest = rewards.masked_fill(~valid, -torch.inf).amax(dim=1)
-    lowest = rewards.masked_fill(~valid, torch.inf).amin(dim=1)
-    return highest <= lowest
 
 
 class RewardMetrics(RLCallback):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
+from lit_rl.functional.vocabulary_kl import vocabulary_kl
 from lit_rl.models.base import context_limit
 from lit_rl.models.checkpointing import enable_gradient_checkpointing
 from lit_rl.models.hidden_states import hidden_states
@@ -87,6 +88,39 @@ class Policy(nn.Module):
             temperature=temperature,
         )
         return PolicyOutput(log_probs=log_probs, entropy=entropy)
+
+    def kl_from(
+        self,
+        old: "Policy",
+        old_hidden: Float[Tensor, "rollouts positions hidden"],
+        hidden: Float[Tensor, "rollouts positions hidden"],
+        mask: Bool[Tensor, "rollouts tokens"],
+        *,
+        temperature: float,
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return KL(old || this policy) at each response token, over the whole vocabulary.
+
+        The old policy is a constant, even where it is this one; see `vocabulary_kl`.
+
+        Args:
+            old: a policy with the same vocabulary.
+            old_hidden: its hidden states of prompt and response.
+            hidden: hidden states of this policy.
+            mask: True where a response token counts.
+            temperature: sampling temperature by which logits are divided, above 0.
+
+        Returns:
+            Nats per token, zero where the mask is False.
+        """
+        num_tokens = mask.shape[1]
+        return vocabulary_kl(
+            response_hidden(old_hidden, num_tokens).detach(),
+            old.head,
+            response_hidden(hidden, num_tokens),
+            self.head,
+            mask=mask,
+            temperature=temperature,
+        )
 
     def hidden_states(
         self, ids: Int[Tensor, "rollouts positions"], mask: Bool[Tensor, "rollouts positions"]

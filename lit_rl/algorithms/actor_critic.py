@@ -1,0 +1,204 @@
+"""The loop with a critic, which says what a response was expected to earn."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_rl.advantages.base import CriticEstimator
+from lit_rl.aggregations import Aggregation, Totals
+from lit_rl.algorithms.minibatches import micro_batch_rows
+from lit_rl.algorithms.policy_gradient import PolicyGradient
+from lit_rl.algorithms.schedules import Shape, schedule
+from lit_rl.models import Critic, CriticSource, PolicyBackbone, evaluation_mode
+from lit_rl.models.critic import Values
+from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.types import (
+    ActorCriticOutput,
+    CriticExperience,
+    Experience,
+    PolicyOutput,
+    ScoredRollout,
+    Sequences,
+    ValuedRollout,
+)
+from lit_rl.value_losses import ClippedSquaredError, ValueLoss
+
+
+class ActorCritic(PolicyGradient):
+    """Policy gradient with a critic. An algorithm is a subclass that names its choices.
+
+    One optimizer trains both, as two groups with a learning rate, a weight decay, a schedule and a
+    gradient norm each, on one loss per micro-batch: the policy's plus `value_coef` times the
+    critic's, under the same aggregation.
+
+    Args:
+        advantage: from rewards and values to advantages and to the targets of the values.
+        policy_loss: from log-probs and advantages to a loss per token.
+        aggregation: from a loss per token to a number, for both losses.
+        value_loss: from values and their targets to a loss per token.
+        critic: where the critic comes from.
+        value_coef: weight of the value loss. It matters where the critic shares the policy's trunk,
+            and to optimizers that do not scale gradients themselves.
+        critic_lr: learning rate of the critic; None: that of the policy.
+        critic_weight_decay: weight decay of the critic.
+        critic_lr_schedule: course of the critic's learning rate, stepped once per optimizer step.
+        critic_warmup: iterations in which the critic alone is trained; the policy's own schedule
+            begins behind them.
+        loop: the arguments of `PolicyGradient`.
+
+    Raises:
+        ValueError: for a setting outside its range.
+    """
+
+    provides: ClassVar[type[ScoredRollout]] = ValuedRollout
+    advantage: CriticEstimator
+
+    def __init__(
+        self,
+        advantage: CriticEstimator,
+        policy_loss: PolicyLoss,
+        aggregation: Aggregation,
+        value_loss: ValueLoss = ClippedSquaredError(),
+        critic: CriticSource = PolicyBackbone(),
+        value_coef: float = 1.0,
+        critic_lr: float | None = None,
+        critic_weight_decay: float = 0.0,
+        critic_lr_schedule: Shape = "constant",
+        critic_warmup: int = 0,
+        **loop: Any,
+    ) -> None:
+        super().__init__(
+            advantage=advantage, policy_loss=policy_loss, aggregation=aggregation, **loop
+        )
+        self.value_loss = value_loss
+        self.critic_source = critic
+        self.value_coef = value_coef
+        self.critic_lr = critic_lr
+        self.critic_weight_decay = critic_weight_decay
+        self.critic_lr_schedule = critic_lr_schedule
+        self.critic_warmup = critic_warmup
+        self.critic: Critic
+        for name in ("value_coef", "critic_lr"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
+        for name in ("critic_weight_decay", "critic_warmup"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+        if self.skip_zero_advantages:
+            raise ValueError(
+                "skip_zero_advantages leaves out rows that the critic learns from; it is for "
+                "algorithms without a critic"
+            )
+
+    def configure_model(self) -> None:
+        """Build the policy and the critic."""
+        super().configure_model()
+        if not hasattr(self, "critic"):
+            self.critic = self.critic_source.critic(self.policy, self.tokenizer)
+            if self.gradient_checkpointing:
+                self.critic.enable_gradient_checkpointing()
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the actor's group and the critic's."""
+        critic = {
+            "params": [p for p in self.critic.parameters() if p.requires_grad],
+            "name": "critic",
+            "weight_decay": self.critic_weight_decay,
+            **({} if self.critic_lr is None else {"lr": self.critic_lr}),
+        }
+        return [*super().parameter_groups(), critic]
+
+    def schedules(self, total_steps: int | None) -> list[Callable[[int], float]]:
+        """Return the course of the learning rate of the actor, and of the critic."""
+        actor = schedule(
+            self.lr_schedule,
+            warmup_steps=self.warmup_steps,
+            total_steps=total_steps,
+            first_step=self.critic_warmup * self.steps_per_iteration,
+        )
+        return [actor, schedule(self.critic_lr_schedule, warmup_steps=0, total_steps=total_steps)]
+
+    def on_train_start(self) -> None:
+        """Put the critic into training mode, too."""
+        super().on_train_start()
+        self.critic.train()
+
+    @torch.no_grad()
+    def values_under(self, sequences: Sequences) -> Values:
+        """Return the values of all responses under the critic in evaluation mode."""
+        values = torch.zeros(sequences.mask.shape, dtype=torch.float32, device=self.device)
+        end_values = values.new_zeros(len(sequences))
+        with evaluation_mode(self.policy), evaluation_mode(self.critic):
+            for rows in micro_batch_rows(sequences, self.micro_batch_tokens):
+                part = sequences.select(rows).trimmed()
+                output = self.values(part, self.policy_hidden(part))
+                values[rows, : part.mask.shape[1]] = output.values.to(values)
+                end_values[rows] = output.end_values.to(values)
+        return Values(values, end_values)
+
+    def policy_hidden(self, sequences: Sequences) -> Tensor | None:
+        """Return the policy's hidden states where the critic reads them."""
+        if self.critic.backbone is not None:
+            return None
+        return self.policy.hidden_states(sequences.ids, sequences.attention_mask)
+
+    def values(self, sequences: Sequences, policy_hidden: Tensor | None) -> Values:
+        """Return the critic's values of the responses."""
+        output: Values = self.critic(
+            sequences.prompt_ids,
+            sequences.prompt_mask,
+            sequences.response_ids,
+            sequences.mask,
+            policy_hidden=policy_hidden,
+        )
+        return output
+
+    def experience(
+        self, scored: ScoredRollout, sequences: Sequences, **log_probs: Tensor | None
+    ) -> CriticExperience:
+        """Return what the update reads, the critic's values and their targets included."""
+        values, end_values = self.values_under(sequences)
+        valued = scored.extended(ValuedRollout, values=values, end_values=end_values)
+        experience = super().experience(valued, sequences, **log_probs)
+        return experience.extended(
+            CriticExperience, old_values=values, returns=self.advantage.returns(valued)
+        )
+
+    def forward_pass(self, experience: Experience) -> ActorCriticOutput:
+        """Return what policy and critic say of a micro-batch, with gradient."""
+        hidden = self.policy.hidden_states(experience.ids, experience.attention_mask)
+        output = self.policy.score(
+            hidden,
+            experience.response_ids,
+            experience.mask,
+            temperature=self.sampling.temperature,
+        )
+        values = self.values(experience, hidden).values
+        return output.extended(ActorCriticOutput, values=values)
+
+    def loss(
+        self, output: PolicyOutput, experience: Experience, totals: Totals
+    ) -> Float[Tensor, ""]:
+        """Return this part of the joint loss of an optimizer step; parts of one step add up."""
+        actor = super().loss(output, experience, totals)
+        return actor + self.value_coef * self.critic_loss(output, experience, totals)
+
+    def critic_loss(
+        self, output: PolicyOutput, experience: Experience, totals: Totals
+    ) -> Float[Tensor, ""]:
+        """Return this part of the value loss of an optimizer step."""
+        assert isinstance(output, ActorCriticOutput)
+        assert isinstance(experience, CriticExperience)
+        per_token = self.value_loss(output.values, experience)
+        return self.aggregation(per_token, experience.mask, totals)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Let the actor rest while the critic alone is trained."""
+        if self.iteration < self.critic_warmup:
+            (actor,) = (g for g in self.raw_optimizer.param_groups if g["name"] == "actor")
+            for parameter in actor["params"]:
+                parameter.grad = None
