@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.types import ScoredRollout, ValuedRollout
@@ -57,3 +57,12 @@ class CriticEstimator(AdvantageEstimator):
     @abstractmethod
     def returns(self, scored: ValuedRollout) -> Float[Tensor, "rollouts tokens"]:
         """Return the targets of the values, in reward units: zero where the mask is False."""
+
+
+def tokens_that_count(scored: ScoredRollout) -> Bool[Tensor, "rollouts tokens"]:
+    """Return the mask without the rollouts that are missing their reward.
+
+    Args:
+        scored: the rollouts.
+    """
+    return scored.mask & ~scored.missing[:, None]

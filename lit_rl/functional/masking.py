@@ -165,7 +165,7 @@ def masked_whiten(
     # Measured from the smallest value of all ranks, so that equal values give exactly 0.
     smallest = minimum_over_ranks(torch.where(mask, values, torch.inf).min())
     shifted = torch.where(mask, values - smallest, 0.0)
-    count, total = sum_over_ranks(torch.stack([mask.sum().to(values), shifted.sum()]))
+    count, total = sum_over_ranks(torch.stack([mask.sum().to(values), shifted.sum()])).unbind()
     centered = torch.where(mask, shifted - total / count.clamp(min=1), 0.0)
     squares = sum_over_ranks(centered.square().sum())
     variance = squares / (count - int(unbiased)).clamp(min=1)
