@@ -11,14 +11,16 @@ from lit_rl.functional.masking import (
     top_fraction,
 )
 from lit_rl.functional.ranks import gather_over_ranks, minimum_over_ranks, sum_over_ranks
-from lit_rl.functional.ratios import probability_ratio
+from lit_rl.functional.ratios import bounded_exp, log_ratio, probability_ratio
 
 __all__ = [
+    "bounded_exp",
     "gather_over_ranks",
     "kl_abs",
     "kl_k1",
     "kl_k2",
     "kl_k3",
+    "log_ratio",
     "masked_centered",
     "masked_mean",
     "masked_sum",

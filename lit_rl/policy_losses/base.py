@@ -29,8 +29,10 @@ class PolicyLoss(ABC):
     def clipped(
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> dict[str, Bool[Tensor, "rollouts tokens"]]:
-        """Return, by name, the tokens at which a clip binds: the gradient stops there.
+        """Return, by name, the tokens at which a clip binds: their gradient is another for it.
 
-        The names are `low`, `high` and `dual` where the loss has such a clip; the default is none.
+        It stops there, except in `ClippedWeight`, where its size is bounded. The names are `low`,
+        `high`, `dual` and `off_policy` where the loss has such a clip; the default is none. At a
+        token at most one of them binds.
         """
         return {}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lit_rl.functional import probability_ratio
 from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.clip_range import check_clip_range
 from lit_rl.types import Experience
 
 
@@ -127,10 +128,7 @@ class ClippedSurrogate(PolicyLoss):
     dual_clip: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip_low <= 1:
-            raise ValueError(f"clip_low must be in (0, 1], for example 0.2, not {self.clip_low}")
-        if not self.clip_high > 0:
-            raise ValueError(f"clip_high must be above 0, for example 0.2, not {self.clip_high}")
+        check_clip_range(self.clip_low, self.clip_high)
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise ValueError(f"dual_clip must be above 1, for example 3.0, not {self.dual_clip}")
 
