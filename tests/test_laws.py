@@ -1,4 +1,4 @@
-"""What every estimator, policy loss, aggregation and KL penalty obeys.
+"""What every estimator, policy loss, aggregation, KL penalty and sampler correction obeys.
 
 The classes are found, not listed: one that is written tomorrow in its package is tested by these
 laws tomorrow. Only a class with required arguments, or with settings worth testing beside its
@@ -17,13 +17,22 @@ from lit_rl import advantages, policy_losses
 from lit_rl.advantages import AdvantageEstimator, GroupEstimator
 from lit_rl.aggregations import Aggregation, FixedLength, Totals
 from lit_rl.kl_penalties import KLInLoss, KLInReward, KLPenalty
-from lit_rl.policy_losses import ClippedSurrogate, PolicyLoss
+from lit_rl.policy_losses import (
+    ClippedSurrogate,
+    ClippedWeight,
+    OffPolicySequenceMask,
+    PolicyLoss,
+    SequenceClipped,
+)
+from lit_rl.sampler_corrections import ImportanceMask, SamplerCorrection, TruncatedImportance
 from lit_rl.types import Experience, ScoredRollout
 
 # How a class is constructed; one that is not named here is constructed without arguments.
 SETTINGS = {
     ClippedSurrogate: [{}, {"clip_high": 0.28}, {"dual_clip": 1.5}],
+    ClippedWeight: [{}, {"clip_low": 0.3}],
     FixedLength: [{"length": 8}],
+    ImportanceMask: [{"level": "token"}, {"level": "sequence"}],
     KLInLoss: [
         {"estimator": "k1", "unbiased_gradient": True},
         {"estimator": "k2"},
@@ -31,6 +40,12 @@ SETTINGS = {
         {"estimator": "k3", "unbiased_gradient": True},
         {"estimator": "abs"},
     ],
+    OffPolicySequenceMask: [
+        {"loss": ClippedSurrogate(), "max_kl": 0.1},
+        {"loss": SequenceClipped(clip_low=0.1, clip_high=0.1), "max_kl": 0.1},
+    ],
+    SequenceClipped: [{}, {"clip_low": 0.1, "clip_high": 0.2}],
+    TruncatedImportance: [{"level": "token"}, {"level": "sequence"}],
     KLInReward: [{"estimator": name} for name in ("k1", "k2", "k3", "abs")],
 }
 
@@ -111,6 +126,11 @@ def penalty(request):
     return constructed(*request.param)
 
 
+@pytest.fixture(params=members(SamplerCorrection))
+def correction(request):
+    return constructed(*request.param)
+
+
 def normal(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -177,7 +197,20 @@ def filled(tensor, anything):
     ("base", "names"),
     [
         (AdvantageEstimator, {"GroupCentered", "GroupNormalized", "LeaveOneOut"}),
-        (PolicyLoss, {"ClippedSurrogate"}),
+        (
+            PolicyLoss,
+            {
+                "ClippedSurrogate",
+                "ClippedWeight",
+                "GeometricMeanClipped",
+                "LogProbSurrogate",
+                "OffPolicySequenceMask",
+                "SequenceClipped",
+                "SoftGate",
+                "Surrogate",
+            },
+        ),
+        (SamplerCorrection, {"ImportanceMask", "TruncatedImportance"}),
         (Aggregation, {"FixedLength", "SequenceMean", "SequenceSum", "TokenMean", "TokenSum"}),
         (KLPenalty, {"KLInLoss", "KLInReward"}),
     ],
@@ -273,6 +306,26 @@ def test_reordering_the_rows_reorders_the_loss(policy_loss):
     for name, binding in policy_loss.clipped(log_probs, batch).items():
         reordered = policy_loss.clipped(log_probs[rows], batch.select(rows))[name]
         assert torch.equal(reordered, binding[rows])
+
+
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
+def test_an_extreme_ratio_leaves_loss_and_gradient_finite(policy_loss, log_ratio, advantage):
+    batch = replace(experience(), advantages=torch.full((ROLLOUTS, TOKENS), advantage).double())
+    batch = replace(batch, old_log_probs=batch.old_log_probs - log_ratio)
+    loss, gradient = gradient_of(lambda now: policy_loss(now, batch), experience().old_log_probs)
+    assert loss.isfinite().all()
+    assert gradient.isfinite().all()
+    if advantage == 0:
+        assert loss.eq(0).all()
+        assert gradient.eq(0).all()
+
+
+def test_at_a_token_at_most_one_clip_binds(policy_loss):
+    clipped = policy_loss.clipped(log_probs_near_the_old_ones(), experience())
+    for name, binding in clipped.items():
+        others = [other for key, other in clipped.items() if key != name]
+        assert not any((binding & other).any() for other in others)
 
 
 # Aggregations.
@@ -373,3 +426,56 @@ def test_reordering_the_rows_reorders_the_penalties(penalty):
     for place in (penalty.loss, penalty.reward):
         reordered = place(log_probs[rows], ref_log_probs[rows], MASK[rows])
         assert torch.equal(reordered, place(log_probs, ref_log_probs, MASK)[rows])
+
+
+# Corrections of the sampler.
+
+
+def test_a_sampler_that_agrees_with_the_trainer_has_weights_of_one(correction):
+    agreeing = replace(experience(), sampler_log_probs=experience().old_log_probs)
+    assert correction.weights(agreeing).eq(1).all()
+
+
+def test_weights_are_not_negative_and_not_all_one(correction):
+    weights = correction.weights(experience())
+    assert weights.ge(0).all()
+    assert weights.ne(1).any()
+
+
+def test_weights_have_no_gradient(correction):
+    batch = experience()
+    old_log_probs = batch.old_log_probs.clone().requires_grad_()
+    assert not correction.weights(replace(batch, old_log_probs=old_log_probs)).requires_grad
+
+
+@over_anything
+def test_masked_tokens_have_weight_one_and_change_no_weight(correction, anything):
+    clean = experience()
+    dirty = replace(
+        clean,
+        old_log_probs=filled(clean.old_log_probs, anything),
+        sampler_log_probs=filled(clean.sampler_log_probs, anything),
+    )
+    weights = correction.weights(dirty)
+    assert torch.equal(weights, correction.weights(clean))
+    assert weights[~MASK].eq(1).all()
+
+
+def test_reordering_the_rows_reorders_the_weights(correction):
+    batch, rows = experience(), torch.arange(ROLLOUTS).flip(0)
+    assert torch.equal(correction.weights(batch.select(rows)), correction.weights(batch)[rows])
+
+
+@pytest.mark.parametrize("log_ratio", [100.0, -100.0])
+def test_an_extreme_sampler_leaves_the_weights_finite(correction, log_ratio):
+    batch = experience()
+    far = replace(batch, sampler_log_probs=batch.old_log_probs - log_ratio)
+    assert correction.weights(far).isfinite().all()
+
+
+def test_nan_of_the_sampler_at_a_token_that_counts_is_not_hidden(correction):
+    batch = experience()
+    sampler_log_probs = batch.sampler_log_probs.clone()
+    sampler_log_probs[0, 0] = torch.nan
+    weights = correction.weights(replace(batch, sampler_log_probs=sampler_log_probs))
+    assert weights[0, 0].isnan()
