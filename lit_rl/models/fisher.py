@@ -17,7 +17,7 @@ DIFFERENTIABLE_TWICE = (None, "eager", "sdpa")
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that have a gradient, in the order in which a flat vector holds them."""
+    """Return the parameters that have a gradient, in the order of a flat vector of them."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -36,7 +36,7 @@ def flat_gradient(
     gradients = torch.autograd.grad(
         value, parameters, create_graph=differentiable, allow_unused=True, materialize_grads=True
     )
-    return nn.utils.parameters_to_vector(gradients)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
 def fisher_product(
@@ -55,8 +55,8 @@ def fisher_product(
 
     Exact, by differentiating the gradient. No token adds nothing.
 
-    The logits of one micro-batch and their derivatives exist at once: some six numbers per token
-    and entry of the vocabulary. Smaller micro-batches need less.
+    The logits of the response tokens of one micro-batch, and their derivatives, exist at once:
+    smaller micro-batches need less memory.
 
     Args:
         policy: in float32, with the plain attention of torch (see `plain_attention`).

@@ -97,6 +97,25 @@ def test_log_probs_of_a_bfloat16_model_are_float32(tiny_source):
     assert float(total) == pytest.approx(1.0, abs=1e-6)
 
 
+def test_the_kl_from_another_policy_is_that_of_the_distributions_at_each_token(tiny_source):
+    """From the models' own logits on one row without padding; its direction matters."""
+    old, policy = (Policy(tiny_source().model(seed)) for seed in (0, 1))
+    ids, mask = torch.cat([PROMPT_IDS, RESPONSE_IDS], 1), torch.cat([PROMPT_MASK, MASK], 1)
+    old_hidden, hidden = (p.hidden_states(ids, mask) for p in (old, policy))
+    kl = policy.kl_from(old, old_hidden, hidden, MASK, temperature=0.7)
+    row = torch.tensor([[1, 13, 8, 2]])  # the second one; its tokens are predicted at 1 and 2
+    first, second = (
+        torch.distributions.Categorical(logits=p.model(row).logits[0, 1:3] / 0.7)
+        for p in (old, policy)
+    )
+    expected = torch.distributions.kl_divergence(first, second)
+    torch.testing.assert_close(kl[1, :2], expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(kl > 0, MASK)
+    kl.sum().backward()
+    assert all(parameter.grad is None for parameter in old.parameters())
+    assert any(parameter.grad is not None for parameter in policy.parameters())
+
+
 class DoubledLogits(LlamaForCausalLM):
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
