@@ -1,4 +1,4 @@
-"""Rewards: from the texts of a rollout to one number per response."""
+"""Rewards: from the texts of a rollout to one number per response, or one per step."""
 
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.exact_answer import ExactAnswer
@@ -8,6 +8,7 @@ from lit_rl.rewards.number_in_text import NumberInText
 from lit_rl.rewards.python_function import PythonFunction
 from lit_rl.rewards.reasoning_gym_score import ReasoningGymScore
 from lit_rl.rewards.regex_format import RegexFormat
+from lit_rl.rewards.steps import Steps
 from lit_rl.rewards.weighted_sum import WeightedSum
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "ReasoningGymScore",
     "RegexFormat",
     "Reward",
+    "Steps",
     "WeightedSum",
 ]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lit_rl.rewards.base import Reward, shown
+from lit_rl.rewards.base import Reward
+from lit_rl.rewards.checked_scores import shown
 from lit_rl.types import Rollout
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_rl.rewards.base import Reward
+from lit_rl.rewards.steps import Value
 from lit_rl.types import Rollout
 
 # What a function receives besides the columns of the data set; no column can have such a name.
-ARGUMENTS = ("prompts", "responses", "answers", "finished")
+ARGUMENTS = ("prompts", "responses", "answers", "finished", "response_ids")
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,17 @@ class PythonFunction(Reward):
     """The values that a function returns; a config names the function by its import path.
 
     The function is called once per rollout with keyword arguments: `prompts`, `responses`,
-    `answers` (lists of str), `finished` (list of bool) and every column of the data set by its
-    name, each a list with one entry per response. It receives those that its signature names, or
-    all if it takes `**kwargs`. It returns one value per response, see `Reward`: a list, array or
-    tensor. An `async` function is awaited.
+    `answers` (lists of str), `finished` (list of bool), `response_ids` (the ids of the tokens that
+    count, a list per response: the positions of `Steps` are indices into it) and every column of
+    the data set by its name, each a list with one entry per response. It receives those that its
+    signature names, or all if it takes `**kwargs`. It returns one value per response, see `Reward`:
+    a list, array or tensor. An `async` function is awaited.
 
     Args:
         function: a function, a method, or an object that can be called.
     """
 
-    function: Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
+    function: Callable[..., Sequence[Value] | Awaitable[Sequence[Value]]]
 
     @property
     def name(self) -> str:
@@ -43,8 +45,14 @@ class PythonFunction(Reward):
 
     def _arguments(self, rollout: Rollout) -> dict[str, Any]:
         available = {name: list(column) for name, column in rollout.columns.items()}
-        available |= {name: list(getattr(rollout, name)) for name in ARGUMENTS[:-1]}
-        available["finished"] = rollout.finished.tolist()
+        rows = zip(rollout.response_ids, rollout.mask, strict=True)
+        available |= {
+            "prompts": list(rollout.prompts),
+            "responses": list(rollout.responses),
+            "answers": list(rollout.answers),
+            "finished": rollout.finished.tolist(),
+            "response_ids": [ids[mask].tolist() for ids, mask in rows],
+        }
         parameters = inspect.signature(self.function).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return available

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from lit_rl.rewards.base import Reward, shown
+from lit_rl.rewards.base import Reward
+from lit_rl.rewards.checked_scores import shown
 from lit_rl.types import Rollout
 
 

@@ -2,11 +2,9 @@
 
 import math
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from lit_rl.rewards.base import Reward, checked_values
+from lit_rl.rewards.base import Reward
+from lit_rl.rewards.checked_scores import checked_scores
+from lit_rl.rewards.steps import Scores, summed
 from lit_rl.types import Rollout
 
 
@@ -14,7 +12,9 @@ class WeightedSum(Reward):
     """The sum over named parts of weight times value.
 
     A part that does not apply to a response adds nothing to it; where no part applies, the
-    response is missing. A part may itself be a `WeightedSum`: its parts become parts of this one,
+    response is missing. The weight of a process reward applies to its steps, and steps of several
+    parts that end at the same token add up; the outcomes of the other parts are no steps. A part
+    may itself be a `WeightedSum`: its parts become parts of this one,
     with the product of the weights.
 
     Args:
@@ -52,19 +52,18 @@ class WeightedSum(Reward):
             )
         self.rewards[name], self.weights[name] = reward, weight
 
-    def parts(self, rollout: Rollout) -> dict[str, Float[Tensor, " rollouts"]]:
-        """Return the values of each part before weighting; NaN where it does not apply."""
+    def parts(self, rollout: Rollout) -> dict[str, Scores]:
+        """Return what each part gives before weighting."""
         return {
-            name: checked_values(name, reward, rollout) for name, reward in self.rewards.items()
+            name: checked_scores(name, reward.values, rollout)
+            for name, reward in self.rewards.items()
         }
 
-    def total(self, parts: dict[str, Float[Tensor, " rollouts"]]) -> Float[Tensor, " rollouts"]:
-        """Return the weighted sum of the parts that apply; NaN where none does."""
-        weighted = torch.stack([self.weights[name] * values for name, values in parts.items()])
-        absent = weighted.isnan()
-        return weighted.masked_fill(absent, 0.0).sum(0).masked_fill(absent.all(0), torch.nan)
+    def total(self, parts: dict[str, Scores]) -> Scores:
+        """Return the weighted sum of the parts that apply."""
+        return summed([part.weighted(self.weights[name]) for name, part in parts.items()])
 
     def values(self, rollout: Rollout) -> list[float | None]:
-        """Return the weighted sum, None where no part applies."""
-        total = self.total(self.parts(rollout)).tolist()
-        return [None if math.isnan(value) else value for value in total]
+        """Return the weighted sum as a number, its steps added up; None where no part applies."""
+        totals = self.total(self.parts(rollout)).totals.tolist()
+        return [None if math.isnan(value) else value for value in totals]

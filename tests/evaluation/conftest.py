@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_rl.types import ScoredRollout
+from lit_rl.types import ScoredRollout, at_last_token
 
 
 @pytest.fixture
@@ -25,6 +25,8 @@ def scored_of():
             "columns": {},
             "group_size": group_size,
             "rewards": torch.tensor(rewards),
+            "token_rewards": at_last_token(torch.tensor(rewards), mask),
+            "step_rewards": torch.full(mask.shape, torch.nan),
             "reward_parts": {},
             "missing": torch.tensor([row in missing for row in range(count)]),
         }

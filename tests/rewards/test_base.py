@@ -70,7 +70,7 @@ def test_what_is_no_list_is_refused(four, given):
         GivenValues(given)(four)
 
 
-@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, 1e39, 10**400, "1.0", [1.0], 1j])
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, 1e39, 10**400, "1.0", {1.0}, 1j])
 def test_a_value_that_is_no_finite_number_is_refused_with_its_response(four, value):
     with pytest.raises(ValueError, match=r"given_values gave .* for row 2, whose response is 'c'"):
         GivenValues([0, 0, value, 0])(four)

@@ -16,6 +16,7 @@ def everything(**columns):
         "responses": ["a", "bb"],
         "answers": ["x", "y"],
         "finished": [True, False],
+        "response_ids": [[0], [0]],
         "level": [1, 2],
         "given": [None, 4.0],
     }
