@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from lit_rl.callbacks import RatioMetrics, RewardMetrics, Throughput
+from lit_rl.sampler_corrections import TruncatedImportance
 
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -18,7 +19,9 @@ def test_every_metric_of_the_callbacks_stands_in_the_table_and_no_other(fit, tin
         uses_reference = True
 
     callbacks = (RewardMetrics(), RatioMetrics(), Throughput())
-    trainer = fit(WithReference(), *callbacks, iterations=1, limit_val_batches=0)
+    module = WithReference()
+    module.sampler_correction = TruncatedImportance("token")
+    trainer = fit(module, *callbacks, iterations=1, limit_val_batches=0)
     # The module's own, and the one part of its reward.
     logged = trainer.callback_metrics.keys() - {"step", "iteration", "reward/exact"}
     of_the_algorithm = ("iteration", "loss", "grad_norm", "learning_rate", "kl_coef", "val/")

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from lit_rl.callbacks import RatioMetrics
-from lit_rl.policy_losses import ClippedSurrogate
+from lit_rl.policy_losses import ClippedSurrogate, OffPolicySequenceMask
 from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.sampler_corrections import ImportanceMask, TruncatedImportance
 
 NAN = float("nan")
 
@@ -45,11 +46,70 @@ def test_a_loss_without_clips_logs_the_same_keys_as_zero(make, iterate):
     update = make.update((experience, [[1.0]]))
     plain = iterate(RatioMetrics(), update, module=make.module(Plain()))
     assert list(plain) == list(iterate(RatioMetrics(), update))
-    assert [plain[f"ratio/{side}_fraction"] for side in ("clip_low", "clip_high", "dual_clip")] == [
-        0.0,
-        0.0,
-        0.0,
-    ]
+    sides = ("clip_low", "clip_high", "dual_clip", "off_policy")
+    assert [plain[f"ratio/{side}_fraction"] for side in sides] == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_off_policy_fraction_counts_the_tokens_that_the_mask_leaves_out(make, iterate):
+    # Old minus new: 1 nat per token in both rows; only the first has a negative advantage.
+    mask, old = [[1, 1], [1, 1]], [[-1.0, -1.0]] * 2
+    experience = make.experience(mask, old=old, advantages=[[-1.0, -1.0], [1.0, 1.0]])
+    module = make.module(OffPolicySequenceMask(ClippedSurrogate(), max_kl=0.5))
+    update = make.update((experience, [[-2.0, -2.0]] * 2))
+    logged = iterate(RatioMetrics(), update, module=module)
+    assert logged["ratio/off_policy_fraction"] == 0.5
+    # The ratio exp(-1) is below 0.8, but it is the mask that stops the gradient.
+    assert logged["ratio/clip_low_fraction"] == 0.0
+
+
+def weights_of(iterate, make, correction, *updates):
+    logged = iterate(RatioMetrics(), *updates, module=make.module(sampler_correction=correction))
+    names = ("effective_sample_size", "weight_mean", "masked_fraction")
+    return [logged[f"sampler/{name}"] for name in names]
+
+
+def test_weights_of_the_sampler_correction_by_hand(make, iterate):
+    # Ratios 1, 3 and, at a token that does not count, NaN; old log-probs 0.
+    sampler = [[0.0, -math.log(3), NAN]]
+    experience = make.experience([[1, 1, 0]], old=[[0.0, 0.0, NAN]], sampler=sampler)
+    update = make.update((experience, [[-5.0, -5.0, NAN]]))
+    # Weights 1 and 2: (1 + 2)^2 / (1 + 4) / 2 tokens.
+    truncated = weights_of(iterate, make, TruncatedImportance("token"), update)
+    assert truncated == pytest.approx([0.9, 1.5, 0.0])
+    # Weights 1 and 0: one token of two is left.
+    masked = weights_of(iterate, make, ImportanceMask("token"), update)
+    assert masked == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_the_effective_sample_size_is_that_of_all_micro_batches_and_updates(make, iterate):
+    one = make.experience([[1]], old=[[0.0]], sampler=[[0.0]])
+    two = make.experience([[1]], old=[[0.0]], sampler=[[-math.log(2)]])
+    new = [[0.0]]
+    # Each alone has 1 of 1; together (1 + 2)^2 / (1 + 4) of 2.
+    in_one_update = [make.update((one, new), (two, new))]
+    in_two_updates = [make.update((one, new)), make.update((two, new), index=1)]
+    for updates in (in_one_update, in_two_updates, 2 * in_two_updates):
+        weights = weights_of(iterate, make, TruncatedImportance("token"), *updates)
+        assert weights == pytest.approx([0.9, 1.5, 0.0])
+
+
+def test_own_log_probs_are_compared_with_the_sampler_where_there_are_no_old_ones(make, iterate):
+    experience = make.experience([[1]], sampler=[[-math.log(2)]])
+    weights = weights_of(
+        iterate, make, TruncatedImportance("token"), make.update((experience, [[-math.log(4)]]))
+    )
+    assert weights == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_weights_are_logged_only_where_there_is_a_correction(make, iterate):
+    experience = make.experience([[1]], old=[[0.0]])
+    logged = iterate(RatioMetrics(), make.update((experience, [[0.0]])))
+    assert not {"sampler/weight_mean", "sampler/effective_sample_size"} & logged.keys()
+
+
+def test_an_iteration_without_tokens_logs_weights_as_nan(make, iterate):
+    weights = weights_of(iterate, make, TruncatedImportance("token"), make.update())
+    assert all(math.isnan(value) for value in weights)
 
 
 def test_kl_and_ratios_by_hand_without_masked_tokens(make, iterate):
