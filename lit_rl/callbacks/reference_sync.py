@@ -1,0 +1,82 @@
+"""A reference that follows the policy."""
+
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import Trainer
+
+from lit_rl.algorithms.hooks import RLCallback
+
+STATE = "lit_rl_reference"
+"""Key of a checkpoint under which the weights of the reference stand."""
+
+
+class ReferenceSync(RLCallback):
+    """Moves the frozen reference towards the policy after every n iterations.
+
+    reference = weight * policy + (1 - weight) * reference, for every parameter. With weight 1 the
+    reference becomes the policy as it is then; with less it is a moving average of it. Between
+    these moments it stays frozen, and it shares no tensor with the policy.
+
+    A checkpoint holds the weights of the reference; without this callback it does not, since the
+    reference is what the policy was at the start.
+
+    Args:
+        every_n_iterations: iterations from one move to the next.
+        weight: share of the way to the policy, in (0, 1].
+    """
+
+    needs_reference: ClassVar[bool] = True
+
+    def __init__(self, every_n_iterations: int, weight: float = 1.0) -> None:
+        if every_n_iterations < 1:
+            raise ValueError(
+                f"every_n_iterations of ReferenceSync is {every_n_iterations}, must be at least 1"
+            )
+        if not 0 < weight <= 1:
+            raise ValueError(
+                f"weight of ReferenceSync is {weight}, must be in (0, 1]: 1 makes the reference "
+                "the policy, 0.1 takes a tenth of the way"
+            )
+        self.every_n_iterations = every_n_iterations
+        self.weight = weight
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Refuse to move a reference that nothing reads.
+
+        Raises:
+            ValueError: if `kl_coef` is 0 and no other callback needs the reference.
+        """
+        used = pl_module.kl_coef > 0 or any(
+            isinstance(callback, RLCallback)
+            and callback.needs_reference
+            and not isinstance(callback, ReferenceSync)
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+        )
+        if stage == "fit" and not used:
+            raise ValueError(
+                "ReferenceSync moves a reference that nothing reads: kl_coef is 0 and there is no "
+                "KL controller. Set kl_coef above 0, for example 0.04, or leave ReferenceSync out"
+            )
+
+    @torch.no_grad()
+    def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
+        """Move the reference, if it is time."""
+        if module.iteration % self.every_n_iterations:
+            return
+        pairs = zip(module.reference.parameters(), module.policy.parameters(), strict=True)
+        for reference, parameter in pairs:
+            reference.lerp_(parameter, self.weight)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Store the weights of the reference."""
+        checkpoint[STATE] = pl_module.reference.state_dict()
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        """Give the reference its weights back; one that has never moved is what it was."""
+        if STATE in checkpoint:
+            pl_module.reference.load_state_dict(checkpoint[STATE])
