@@ -8,13 +8,23 @@ defaults, needs an entry in `SETTINGS`.
 import importlib
 import inspect
 import pkgutil
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from lit_rl import advantages, policy_losses
-from lit_rl.advantages import AdvantageEstimator, GroupEstimator
+from lit_rl.advantages import (
+    GAE,
+    AdvantageEstimator,
+    BatchMean,
+    CriticEstimator,
+    MovingAverage,
+    NormalizedParts,
+    ReturnToGo,
+    WhitenedReturn,
+)
 from lit_rl.aggregations import Aggregation, FixedLength, Totals
 from lit_rl.kl_penalties import KLInLoss, KLInReward, KLPenalty
 from lit_rl.policy_losses import (
@@ -25,13 +35,26 @@ from lit_rl.policy_losses import (
     SequenceClipped,
 )
 from lit_rl.sampler_corrections import ImportanceMask, SamplerCorrection, TruncatedImportance
-from lit_rl.types import Experience, ScoredRollout
+from lit_rl.types import (
+    BaselinedRollout,
+    CriticExperience,
+    Experience,
+    ScoredRollout,
+    ValuedRollout,
+)
+from lit_rl.value_losses import ClippedSquaredError, ValueLoss
 
 # How a class is constructed; one that is not named here is constructed without arguments.
 SETTINGS = {
+    ClippedSquaredError: [{}, {"clip": None}],
     ClippedSurrogate: [{}, {"clip_high": 0.28}, {"dual_clip": 1.5}],
     ClippedWeight: [{}, {"clip_low": 0.3}],
     FixedLength: [{"length": 8}],
+    GAE: [
+        {},
+        {"gamma": 0.9, "critic_lam": 1.0, "bootstrap_truncated": True, "whiten": False},
+        {"length_adaptive": 0.5},
+    ],
     ImportanceMask: [{"level": "token"}, {"level": "sequence"}],
     KLInLoss: [
         {"estimator": "k1", "unbiased_gradient": True},
@@ -47,14 +70,20 @@ SETTINGS = {
     SequenceClipped: [{}, {"clip_low": 0.1, "clip_high": 0.2}],
     TruncatedImportance: [{"level": "token"}, {"level": "sequence"}],
     KLInReward: [{"estimator": name} for name in ("k1", "k2", "k3", "abs")],
+    NormalizedParts: [{}, {"weights": {"right": 2.0, "short": -0.5}}],
+    ReturnToGo: [{}, {"gamma": 0.9, "baseline": BatchMean()}, {"baseline": MovingAverage()}],
+    WhitenedReturn: [{}, {"gamma": 0.9}],
 }
 
-# Three prompts with four responses each. In the second group one is empty and one is missing.
+# Three prompts with four responses each. In the second group one is empty and one is missing. In
+# the first response two tokens are not the policy's own.
 GROUP_SIZE = 4
 LENGTHS = torch.tensor([5, 2, 1, 3, 0, 4, 3, 5, 5, 5, 2, 1])
 ROLLOUTS, TOKENS = len(LENGTHS), 5
 MASK = torch.arange(TOKENS) < LENGTHS[:, None]
+MASK[0, 1:3] = False
 MISSING = torch.arange(ROLLOUTS) == 6
+COUNTS = MASK & ~MISSING[:, None]
 
 # How the rows of a step may be cut into micro-batches, in any order.
 SPLITS = [
@@ -87,7 +116,7 @@ def members(base):
 
 def constructed(cls, settings):
     try:
-        return cls(**settings)
+        return cls(**deepcopy(settings))
     except TypeError as error:
         pytest.fail(
             f"{cls.__name__} cannot be constructed from {settings}: {error}. "
@@ -106,13 +135,27 @@ def estimator(request):
     return constructed(*request.param)
 
 
-@pytest.fixture(params=members(GroupEstimator))
+@pytest.fixture(params=members(CriticEstimator))
+def critic_estimator(request):
+    return constructed(*request.param)
+
+
+@pytest.fixture(
+    params=[
+        member for member in members(AdvantageEstimator) if member.values[0][0].min_group_size > 1
+    ]
+)
 def group_estimator(request):
     return constructed(*request.param)
 
 
 @pytest.fixture(params=members(PolicyLoss))
 def policy_loss(request):
+    return constructed(*request.param)
+
+
+@pytest.fixture(params=members(ValueLoss))
+def value_loss(request):
     return constructed(*request.param)
 
 
@@ -154,8 +197,25 @@ def experience():
     )
 
 
+def critic_experience():
+    """With targets on both sides of the old values."""
+    return experience().extended(
+        CriticExperience,
+        old_values=torch.where(MASK, normal(ROLLOUTS, TOKENS, seed=8), 0.0),
+        returns=torch.where(MASK, normal(ROLLOUTS, TOKENS, seed=9), 0.0),
+    )
+
+
+def values_near_the_old_ones():
+    """Further from them than a clip, and nearer."""
+    return critic_experience().old_values + 0.5 * normal(ROLLOUTS, TOKENS, seed=10)
+
+
 def scored_rollout():
-    rewards = torch.where(MISSING, 0.0, normal(ROLLOUTS, seed=6))
+    """Every token that counts earned something; every other one ends a step."""
+    token_rewards = torch.where(COUNTS, normal(ROLLOUTS, TOKENS, seed=6), 0.0)
+    ends_step = COUNTS & (torch.arange(TOKENS) % 2 == 0)
+    rewards = token_rewards.sum(dim=1)
     names = tuple(str(row) for row in range(ROLLOUTS))
     return ScoredRollout(
         prompt_ids=torch.ones(ROLLOUTS, 1, dtype=torch.long),
@@ -163,16 +223,45 @@ def scored_rollout():
         response_ids=torch.zeros(ROLLOUTS, TOKENS, dtype=torch.long),
         mask=MASK,
         sampler_log_probs=experience().sampler_log_probs,
-        finished=torch.ones(ROLLOUTS, dtype=torch.bool),
+        finished=torch.arange(ROLLOUTS) % 3 > 0,
         prompts=names,
         responses=names,
         answers=names,
         columns={},
         group_size=GROUP_SIZE,
         rewards=rewards,
-        reward_parts={"reward": torch.where(MISSING, torch.nan, rewards)},
+        token_rewards=token_rewards,
+        step_rewards=torch.where(ends_step, normal(ROLLOUTS, TOKENS, seed=11), torch.nan),
+        reward_parts={
+            "right": torch.where(MISSING, torch.nan, rewards),
+            # It does not apply to the longest responses.
+            "short": torch.where(MISSING | (LENGTHS == 5), torch.nan, normal(ROLLOUTS, seed=12)),
+        },
         missing=MISSING,
     )
+
+
+def rollout_for(estimator):
+    """`scored_rollout`, at the stage that the estimator reads."""
+    scored, stage = scored_rollout(), estimator.reads
+    if issubclass(stage, ValuedRollout):
+        values = torch.where(MASK, normal(ROLLOUTS, TOKENS, seed=13), 0.0)
+        return scored.extended(stage, values=values, end_values=normal(ROLLOUTS, seed=14))
+    if issubclass(stage, BaselinedRollout):
+        return scored.extended(stage, baseline_rewards=normal(ROLLOUTS, seed=15))
+    assert stage is ScoredRollout
+    return scored
+
+
+def with_anything(scored, anything):
+    """A rollout that holds `anything` at the tokens and the rows that do not count."""
+
+    def dirty(tensor):
+        if not tensor.is_floating_point():
+            return tensor
+        return torch.where(COUNTS if tensor.dim() == 2 else COUNTS.any(dim=1), tensor, anything)
+
+    return scored.map_tensors(dirty)
 
 
 def gradient_of(function, log_probs):
@@ -196,7 +285,8 @@ def filled(tensor, anything):
 @pytest.mark.parametrize(
     ("base", "names"),
     [
-        (AdvantageEstimator, {"GroupCentered", "GroupNormalized", "LeaveOneOut"}),
+        (AdvantageEstimator, {"GAE", "GroupCentered", "GroupNormalized", "LeaveOneOut"}),
+        (ValueLoss, {"ClippedSquaredError"}),
         (
             PolicyLoss,
             {
@@ -232,37 +322,116 @@ def test_a_class_that_cannot_be_constructed_says_where_to_add_its_arguments():
 
 
 def test_a_token_that_does_not_count_and_a_missing_row_have_no_advantage(estimator):
-    values = estimator(scored_rollout())
-    assert values[~MASK].eq(0).all()
-    assert values[MISSING].eq(0).all()
-    assert values.ne(0).any()
+    values = estimator(rollout_for(estimator))
+    assert values[~COUNTS].eq(0).all()
+    assert values[COUNTS].ne(0).any()
+    assert values.isfinite().all()
 
 
 @over_anything
 def test_what_does_not_count_changes_no_advantage(estimator, anything):
-    scored = scored_rollout()
-    counts = MASK.any(dim=1) & ~MISSING
-    dirty = replace(
-        scored,
-        sampler_log_probs=filled(scored.sampler_log_probs, anything),
-        rewards=torch.where(counts, scored.rewards, anything),
-        reward_parts={"reward": torch.where(counts, scored.rewards, anything)},
-    )
-    assert torch.equal(estimator(dirty), estimator(scored))
+    scored = rollout_for(estimator)
+    assert torch.equal(estimator(with_anything(scored, anything)), estimator(scored))
 
 
 def test_reordering_the_prompts_reorders_the_advantages(estimator):
-    scored = scored_rollout()
+    scored = rollout_for(estimator)
     rows = torch.arange(ROLLOUTS).view(-1, GROUP_SIZE)[[2, 0, 1]].flatten()
     reordered = scored.map_tensors(lambda tensor: tensor[rows])
     torch.testing.assert_close(estimator(reordered), estimator(scored)[rows])
 
 
+def test_padding_more_columns_changes_no_advantage(estimator):
+    scored = rollout_for(estimator)
+
+    def padded(tensor):
+        return torch.nn.functional.pad(tensor, (0, 2)) if tensor.shape[1:] == (TOKENS,) else tensor
+
+    torch.testing.assert_close(estimator(scored.map_tensors(padded)), padded(estimator(scored)))
+
+
 def test_a_constant_added_to_the_rewards_of_a_group_changes_nothing(group_estimator):
-    scored = scored_rollout()
+    scored = rollout_for(group_estimator)
     constants = torch.tensor([100.0, -3.0, 0.7]).repeat_interleave(GROUP_SIZE)
-    shifted = replace(scored, rewards=scored.rewards + constants)
+    shifted = replace(
+        scored,
+        rewards=scored.rewards + constants,
+        step_rewards=scored.step_rewards + constants[:, None],
+        reward_parts={name: part + constants for name, part in scored.reward_parts.items()},
+    )
     torch.testing.assert_close(group_estimator(shifted), group_estimator(scored))
+
+
+def test_what_an_estimator_remembers_comes_from_observing_and_survives_a_checkpoint(estimator):
+    scored = rollout_for(estimator)
+    other = replace(scored, token_rewards=scored.token_rewards.square())
+    fresh = deepcopy(estimator)
+    assert torch.equal(estimator(other), estimator(other))
+    assert estimator.state_dict() == fresh.state_dict()
+    estimator.observe(scored)
+    fresh.load_state_dict(estimator.state_dict())
+    assert torch.equal(fresh(other), estimator(other))
+
+
+@over_anything
+def test_what_does_not_count_has_no_target_and_changes_none(critic_estimator, anything):
+    valued = rollout_for(critic_estimator)
+    targets = critic_estimator.returns(valued)
+    assert targets[~COUNTS].eq(0).all()
+    assert targets[COUNTS].ne(0).all()
+    assert torch.equal(critic_estimator.returns(with_anything(valued, anything)), targets)
+
+
+# Value losses.
+
+
+def test_a_value_at_its_target_has_no_loss_and_no_gradient(value_loss):
+    batch = critic_experience()
+    batch = replace(batch, old_values=batch.returns)
+    loss, gradient = gradient_of(lambda now: value_loss(now, batch), batch.returns)
+    assert loss.eq(0).all()
+    assert gradient.eq(0).all()
+
+
+def test_at_the_old_values_the_gradient_is_the_error(value_loss):
+    batch = critic_experience()
+    _, gradient = gradient_of(lambda now: value_loss(now, batch), batch.old_values)
+    torch.testing.assert_close(gradient, batch.old_values - batch.returns)
+    assert not value_loss.clipped(batch.old_values, batch).any()
+
+
+def test_the_gradient_stops_where_a_value_clip_binds_and_nowhere_else(value_loss):
+    batch, values = critic_experience(), values_near_the_old_ones()
+    _, gradient = gradient_of(lambda now: value_loss(now, batch), values)
+    assert torch.equal(gradient.eq(0), value_loss.clipped(values, batch) | ~MASK)
+
+
+@over_anything
+def test_masked_tokens_have_no_value_loss_and_no_gradient_whatever_they_hold(value_loss, anything):
+    clean, values = critic_experience(), values_near_the_old_ones()
+    dirty = replace(
+        clean,
+        old_values=filled(clean.old_values, anything),
+        returns=filled(clean.returns, anything),
+    )
+    dirty_values = filled(values, anything)
+    loss, gradient = gradient_of(lambda now: value_loss(now, dirty), dirty_values)
+    expected = gradient_of(lambda now: value_loss(now, clean), filled(values, 0.0))
+
+    assert torch.equal(loss, expected[0])
+    assert torch.equal(gradient, expected[1])
+    assert loss[~MASK].eq(0).all()
+    assert gradient[~MASK].eq(0).all()
+    assert torch.equal(value_loss.clipped(dirty_values, dirty), value_loss.clipped(values, clean))
+
+
+def test_reordering_the_rows_reorders_the_value_loss(value_loss):
+    batch, values = critic_experience(), values_near_the_old_ones()
+    rows = torch.arange(ROLLOUTS).flip(0)
+    reordered = batch.select(rows)
+    assert torch.equal(value_loss(values[rows], reordered), value_loss(values, batch)[rows])
+    clipped = value_loss.clipped(values, batch)
+    assert torch.equal(value_loss.clipped(values[rows], reordered), clipped[rows])
 
 
 # Policy losses.

@@ -1,6 +1,7 @@
 """Baselines of REINFORCE: one number that is deducted from every return of an iteration."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -54,6 +55,7 @@ def sum_and_count(
     return sum_over_ranks(torch.stack([masked_sum(returns, mask), mask.sum().to(returns)]))
 
 
+@dataclass(frozen=True)
 class BatchMean(Baseline):
     """The mean return of all tokens of this iteration, on all ranks.
 
@@ -70,6 +72,7 @@ class BatchMean(Baseline):
         return total / count.clamp(min=1)
 
 
+@dataclass(eq=False)
 class MovingAverage(Baseline):
     """An average of the mean returns of earlier iterations, whose weights fall exponentially.
 
@@ -95,11 +98,12 @@ class MovingAverage(Baseline):
         tensor(2.5000)
     """
 
-    def __init__(self, decay: float = 0.9) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay must be in [0, 1), for example 0.9, not {decay}")
-        self.decay = decay
-        self.average: float | None = None
+    decay: float = 0.9
+    average: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay must be in [0, 1), for example 0.9, not {self.decay}")
 
     def __call__(
         self, returns: Float[Tensor, "rollouts tokens"], mask: Bool[Tensor, "rollouts tokens"]
