@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lit_rl.functional import probability_ratio
+from lit_rl.functional import bounded_exp, log_ratio, probability_ratio
 from lit_rl.functional.ratios import MAX_LOG_RATIO
 
 ALL = torch.ones(1, 1, dtype=torch.bool)
@@ -39,3 +39,16 @@ def test_a_masked_position_has_ratio_one_and_no_gradient(anything):
     ratio.sum().backward()
     torch.testing.assert_close(ratio, torch.tensor([[1.0, math.exp(0.5)]]))
     torch.testing.assert_close(log_probs.grad, torch.tensor([[0.0, math.exp(0.5)]]))
+
+
+def test_a_log_ratio_is_not_bounded_and_has_a_gradient_of_one():
+    log_probs = torch.tensor([[100.0, torch.nan]], requires_grad=True)
+    difference = log_ratio(log_probs, torch.zeros(1, 2), torch.tensor([[True, False]]))
+    difference.sum().backward()
+    assert difference.tolist() == [[100.0, 0.0]]
+    assert log_probs.grad.tolist() == [[1.0, 0.0]]
+
+
+def test_the_exponential_is_exact_within_its_bound():
+    values = torch.tensor([-MAX_LOG_RATIO, -1.0, 0.0, MAX_LOG_RATIO])
+    assert torch.equal(bounded_exp(values), values.exp())
