@@ -18,6 +18,7 @@ from lit_rl.types import (
     Update,
     at_last_token,
 )
+from lit_rl.value_losses import ClippedSquaredError
 
 NAN = float("nan")
 
@@ -128,6 +129,7 @@ class RecordingModule:
         self.policy_loss = policy_loss or ClippedSurrogate()
         self.sampler_correction = None
         self.uses_reference = uses_reference
+        self.value_loss = ClippedSquaredError()
         self.steps_per_iteration = 4
         self.stop_updates = False
         self.iteration = 0
@@ -183,12 +185,14 @@ class TinyModule(L.LightningModule):
     num_iterations = None
     steps_per_iteration = 2
     uses_reference = False
+    has_critic = False
 
     def __init__(self, accuracies=()):
         super().__init__()
         self.automatic_optimization = False
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.policy_loss = ClippedSurrogate()
+        self.value_loss = ClippedSquaredError()
         self.sampler_correction = None
         self.stop_updates = False
         self.iteration = 0
@@ -197,7 +201,7 @@ class TinyModule(L.LightningModule):
 
     def training_step(self, batch, batch_idx):
         scored = make_scored([0.0, 1.0], parts={"exact": [0.0, 1.0]})
-        experience = make_experience(scored.mask.tolist(), old=[[-1.0, -1.0]] * 2)
+        experience, output = self.experience_and_output(scored.mask)
         call_hooks(self.trainer, "on_scored", self, scored)
         call_hooks(self.trainer, "on_rollout", self, scored, experience)
         for index in range(self.steps_per_iteration):
@@ -205,11 +209,23 @@ class TinyModule(L.LightningModule):
             self.manual_backward(self.weight)
             optimizer.step()
             optimizer.zero_grad()
-            update = make_update((experience, [[-1.0, -1.0]] * 2), index=index)
+            update = as_update([(experience, output)], index=index)
             call_hooks(self.trainer, "on_minibatch", self, update)
         self.iteration += 1
         self.log_dict({"step": float(self.iteration), "iteration": float(self.iteration)})
         call_hooks(self.trainer, "on_iteration_end", self)
+
+    def experience_and_output(self, mask):
+        ones = torch.ones(mask.shape)
+        experience = make_experience(mask.tolist(), old=(-ones).tolist())
+        output = PolicyOutput(log_probs=-ones, entropy=ones)
+        if not self.has_critic:
+            return experience, output
+        valued = {"old_values": ones, "returns": ones}
+        return (
+            experience.extended(CriticExperience, **valued),
+            output.extended(ActorCriticOutput, values=ones),
+        )
 
     def validation_step(self, batch, batch_idx):
         pass

@@ -3,9 +3,21 @@
 import re
 from pathlib import Path
 
-from lit_rl.callbacks import RatioMetrics, RewardMetrics, Throughput
+from lit_rl.callbacks import CriticMetrics, RatioMetrics, RewardMetrics, StopOnKL, Throughput
 from lit_rl.sampler_corrections import TruncatedImportance
 
+OF_THE_ALGORITHM = (
+    "iteration",
+    "loss",
+    "num_updates",
+    "grad_norm",
+    "critic/grad_norm",
+    "learning_rate",
+    "critic/learning_rate",
+    "kl_coef",
+    "entropy_coef",
+    "val/",
+)
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
@@ -15,17 +27,16 @@ def rows():
 
 
 def test_every_metric_of_the_callbacks_stands_in_the_table_and_no_other(fit, tiny_module):
-    class WithReference(tiny_module):
-        uses_reference = True
+    class WithReferenceAndCritic(tiny_module):
+        uses_reference = has_critic = True
 
-    callbacks = (RewardMetrics(), RatioMetrics(), Throughput())
-    module = WithReference()
+    callbacks = (RewardMetrics(), RatioMetrics(), CriticMetrics(), StopOnKL(0.1), Throughput())
+    module = WithReferenceAndCritic()
     module.sampler_correction = TruncatedImportance("token")
     trainer = fit(module, *callbacks, iterations=1, limit_val_batches=0)
     # The module's own, and the one part of its reward.
     logged = trainer.callback_metrics.keys() - {"step", "iteration", "reward/exact"}
-    of_the_algorithm = ("iteration", "loss", "grad_norm", "learning_rate", "kl_coef", "val/")
-    documented = {name for name in rows() if not name.startswith(of_the_algorithm)}
+    documented = {name for name in rows() if not name.startswith(OF_THE_ALGORITHM)}
     assert documented - {"reward/<part>"} == logged
 
 
