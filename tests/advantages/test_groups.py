@@ -11,7 +11,6 @@ from lit_rl.advantages import (
     group_normalized,
     leave_one_out,
 )
-from lit_rl.types import ScoredRollout
 
 NAN = torch.nan
 ESTIMATORS = [GroupNormalized(), GroupCentered(), LeaveOneOut()]
@@ -21,27 +20,6 @@ over_functions = pytest.mark.parametrize(
     [partial(group_normalized, epsilon=1e-6), group_centered, leave_one_out],
     ids=["group_normalized", "group_centered", "leave_one_out"],
 )
-
-
-def scored_rollout(rewards, lengths, group_size, missing=()):
-    rollouts, width = len(rewards), max(lengths)
-    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
-    return ScoredRollout(
-        prompt_ids=torch.ones(rollouts, 2, dtype=torch.long),
-        prompt_mask=torch.ones(rollouts, 2, dtype=torch.bool),
-        response_ids=torch.zeros(rollouts, width, dtype=torch.long),
-        mask=mask,
-        sampler_log_probs=torch.zeros(rollouts, width),
-        finished=torch.ones(rollouts, dtype=torch.bool),
-        prompts=("",) * rollouts,
-        responses=("",) * rollouts,
-        answers=("",) * rollouts,
-        columns={},
-        group_size=group_size,
-        rewards=torch.tensor(rewards),
-        reward_parts={},
-        missing=torch.tensor([row in missing for row in range(rollouts)]),
-    )
 
 
 @over_functions
@@ -99,8 +77,8 @@ def test_nan_in_a_row_that_counts_is_not_hidden_and_stays_in_its_group(function)
 
 
 @over_estimators
-def test_an_advantage_stands_at_each_token_that_counts_and_nowhere_else(estimator):
-    advantages = estimator(scored_rollout([1.0, 0.0], lengths=[1, 3], group_size=2))
+def test_an_advantage_stands_at_each_token_that_counts_and_nowhere_else(estimator, make_scored):
+    advantages = estimator(make_scored([1.0, 0.0], lengths=[1, 3], group_size=2))
     # All three estimators are symmetric in a group of two, and positive for the winner.
     winner, loser = advantages[0, 0].item(), advantages[1, 0].item()
     assert winner == -loser > 0
@@ -108,16 +86,16 @@ def test_an_advantage_stands_at_each_token_that_counts_and_nowhere_else(estimato
 
 
 @over_estimators
-def test_missing_and_empty_rows_leave_their_group(estimator):
-    scored = scored_rollout([1.0, 0.0, 10.0, 20.0], lengths=[2, 2, 2, 0], group_size=4, missing=[2])
-    of_two = scored_rollout([1.0, 0.0], lengths=[2, 2], group_size=2)
+def test_missing_and_empty_rows_leave_their_group(estimator, make_scored):
+    scored = make_scored([1.0, 0.0, 10.0, 20.0], lengths=[2, 2, 2, 0], group_size=4, missing=[2])
+    of_two = make_scored([1.0, 0.0], lengths=[2, 2], group_size=2)
     expected = [*estimator(of_two).tolist(), [0.0, 0.0], [0.0, 0.0]]
     assert estimator(scored).tolist() == expected
 
 
 @over_estimators
-def test_a_missing_reward_is_not_a_reward_of_zero(estimator):
-    scored = scored_rollout([1.0, 1.0, 0.0], lengths=[1, 1, 1], group_size=3, missing=[2])
+def test_a_missing_reward_is_not_a_reward_of_zero(estimator, make_scored):
+    scored = make_scored([1.0, 1.0, 0.0], lengths=[1, 1, 1], group_size=3, missing=[2])
     assert estimator(scored).eq(0).all()
 
 

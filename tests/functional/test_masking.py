@@ -7,6 +7,7 @@ from lit_rl.functional import (
     masked_sum,
     masked_variance,
     masked_whiten,
+    top_fraction,
 )
 
 NAN, INF = torch.nan, torch.inf
@@ -123,7 +124,46 @@ def test_equal_values_are_centered_to_exactly_zero(count):
     assert values.grad.isfinite().all()
 
 
-def test_gradients_agree_with_finite_differences():
+@pytest.mark.parametrize("name", ["sum", "mean", "centered", "variance", "population variance"])
+def test_gradients_agree_with_finite_differences(name):
     values = torch.tensor([0.3, -1.0, 2.0, 5.0], dtype=torch.float64, requires_grad=True)
-    for reduction in REDUCTIONS.values():
-        assert torch.autograd.gradcheck(lambda x, f=reduction: f(x, MASK), values)
+    assert torch.autograd.gradcheck(lambda x: REDUCTIONS[name](x, MASK), values)
+
+
+def test_mean_and_deviation_of_whitening_carry_no_gradient():
+    values = VALUES.clone().requires_grad_()
+    weights = torch.tensor([1.0, -2.0, 5.0, 7.0])
+    (whitened(values, MASK, unbiased=False) * weights).sum().backward()
+    # The weights over a deviation of sqrt(2/3) that is held fixed.
+    torch.testing.assert_close(values.grad, weights * MASK * 1.5**0.5)
+
+
+# The highest values.
+
+
+@pytest.mark.parametrize(
+    ("fraction", "chosen"),
+    # Of five values: ceil(0.2 * 5) = 1, ceil(0.21 * 5) = 2, ceil(0.4 * 5) = 2, all.
+    [(0.2, [5.0]), (0.21, [4.0, 5.0]), (0.4, [4.0, 5.0]), (1.0, [1.0, 2.0, 3.0, 4.0, 5.0])],
+)
+def test_the_highest_share_of_the_values_is_chosen(fraction, chosen):
+    values = torch.tensor([[3.0, 1.0, 5.0], [9.0, 4.0, 2.0]])
+    mask = torch.tensor([[True, True, True], [False, True, True]])
+    result = top_fraction(values, mask, fraction)
+    assert sorted(values[result].tolist()) == chosen
+    assert not result[~mask].any()
+
+
+def test_values_equal_to_the_lowest_chosen_one_are_chosen_too():
+    values, mask = torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.ones(4, dtype=torch.bool)
+    assert top_fraction(values, mask, 0.5).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("anything", [NAN, INF, -INF, 1e30])
+def test_what_is_masked_is_never_chosen_and_displaces_nothing(anything):
+    values = torch.where(MASK, VALUES, anything)
+    assert top_fraction(values, MASK, 0.3).tolist() == [False, False, True, False]
+
+
+def test_of_nothing_nothing_is_chosen():
+    assert not top_fraction(torch.tensor([NAN, 1.0]), torch.zeros(2, dtype=torch.bool), 0.5).any()
