@@ -8,6 +8,7 @@ from lit_rl.rewards.number_in_text import NumberInText
 from lit_rl.rewards.python_function import PythonFunction
 from lit_rl.rewards.reasoning_gym_score import ReasoningGymScore
 from lit_rl.rewards.regex_format import RegexFormat
+from lit_rl.rewards.reward_model import RewardModel
 from lit_rl.rewards.steps import Steps
 from lit_rl.rewards.weighted_sum import WeightedSum
 
@@ -20,6 +21,7 @@ __all__ = [
     "ReasoningGymScore",
     "RegexFormat",
     "Reward",
+    "RewardModel",
     "Steps",
     "WeightedSum",
 ]
