@@ -72,7 +72,7 @@ def test_the_next_iteration_begins_anew(make, stops):
 
 
 def test_micro_batches_add_up_and_a_rank_without_rows_has_none(make, stops):
-    # KL 0 at three tokens and 1 at another: 1/4, while the means of the rows, 0 and 1, have mean 1/2.
+    # KL 0 at three tokens and 1 at another: 1/4. The means of the two rows have mean 1/2.
     experience = make.experience([[1, 1, 1]], old=[[0.0] * 3])
     single = make.experience([[1]], old=[[0.0]])
     update = make.update((experience, [[0.0] * 3]), (single, [[-1.0]]))
