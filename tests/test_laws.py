@@ -34,6 +34,13 @@ from lit_rl.policy_losses import (
     PolicyLoss,
     SequenceClipped,
 )
+from lit_rl.reward_shaping import (
+    ClipReward,
+    MissingEndPenalty,
+    RewardShaping,
+    ScaleReward,
+    SoftOverlongPunishment,
+)
 from lit_rl.sampler_corrections import ImportanceMask, SamplerCorrection, TruncatedImportance
 from lit_rl.types import (
     BaselinedRollout,
@@ -46,6 +53,10 @@ from lit_rl.value_losses import ClippedSquaredError, ValueLoss
 
 # How a class is constructed; one that is not named here is constructed without arguments.
 SETTINGS = {
+    ClipReward: [{"minimum": -0.5, "maximum": 0.5}],
+    MissingEndPenalty: [{"penalty": 1.0}],
+    ScaleReward: [{"factor": 0.5}],
+    SoftOverlongPunishment: [{"max_tokens": 5, "cache_tokens": 3}],
     ClippedSquaredError: [{}, {"clip": None}],
     ClippedSurrogate: [{}, {"clip_high": 0.28}, {"dual_clip": 1.5}],
     ClippedWeight: [{}, {"clip_low": 0.3}],
@@ -166,6 +177,11 @@ def aggregation(request):
 
 @pytest.fixture(params=members(KLPenalty))
 def penalty(request):
+    return constructed(*request.param)
+
+
+@pytest.fixture(params=members(RewardShaping))
+def shaping(request):
     return constructed(*request.param)
 
 
@@ -303,6 +319,10 @@ def filled(tensor, anything):
         (SamplerCorrection, {"ImportanceMask", "TruncatedImportance"}),
         (Aggregation, {"FixedLength", "SequenceMean", "SequenceSum", "TokenMean", "TokenSum"}),
         (KLPenalty, {"KLInLoss", "KLInReward"}),
+        (
+            RewardShaping,
+            {"ClipReward", "MissingEndPenalty", "ScaleReward", "SoftOverlongPunishment"},
+        ),
     ],
 )
 def test_the_laws_hold_for_the_subclasses_of_subclasses_too(base, names):
@@ -648,3 +668,44 @@ def test_nan_of_the_sampler_at_a_token_that_counts_is_not_hidden(correction):
     sampler_log_probs[0, 0] = torch.nan
     weights = correction.weights(replace(batch, sampler_log_probs=sampler_log_probs))
     assert weights[0, 0].isnan()
+
+
+# Reward shaping.
+
+
+def test_the_tokens_of_a_shaped_rollout_earn_its_rewards(shaping):
+    shaped = shaping(scored_rollout())
+    counts = COUNTS.any(dim=1)
+    torch.testing.assert_close(shaped.token_rewards.sum(dim=1)[counts], shaped.rewards[counts])
+    assert shaped.token_rewards[~MASK].eq(0).all()
+    assert shaped.rewards.ne(scored_rollout().rewards).any()
+
+
+def test_a_missing_row_is_not_shaped(shaping):
+    shaped = shaping(scored_rollout())
+    assert shaped.rewards[MISSING].eq(0).all()
+    assert shaped.token_rewards[MISSING].eq(0).all()
+
+
+def test_shaping_leaves_what_the_reward_gave_and_where_steps_end(shaping):
+    scored = scored_rollout()
+    shaped = shaping(scored)
+    assert torch.equal(shaped.step_rewards.isnan(), scored.step_rewards.isnan())
+    given = ("reward_parts", "missing", "mask", "finished", "responses")
+    assert all(getattr(shaped, name) is getattr(scored, name) for name in given)
+
+
+@over_anything
+def test_what_does_not_count_changes_no_shaped_reward(shaping, anything):
+    shaped, clean = shaping(with_anything(scored_rollout(), anything)), shaping(scored_rollout())
+    counts = COUNTS.any(dim=1)
+    assert torch.equal(shaped.rewards[counts], clean.rewards[counts])
+    assert torch.equal(shaped.token_rewards[COUNTS], clean.token_rewards[COUNTS])
+
+
+def test_reordering_the_prompts_reorders_the_shaped_rewards(shaping):
+    scored = scored_rollout()
+    rows = torch.arange(ROLLOUTS).view(-1, GROUP_SIZE)[[2, 0, 1]].flatten()
+    reordered = shaping(scored.map_tensors(lambda tensor: tensor[rows]))
+    assert torch.equal(reordered.rewards, shaping(scored).rewards[rows])
+    assert torch.equal(reordered.token_rewards, shaping(scored).token_rewards[rows])
