@@ -20,6 +20,8 @@ COMPANIONS = {
     "addition_few_shot.yaml": ["model/smollm2.yaml"],
     "reasoning_gym.yaml": ["model/smollm2.yaml"],
 }
+# The algorithm whose file a file is stacked after, if it is not GRPO.
+ALGORITHMS = {"verl_ppo.yaml": "ppo.yaml"}
 # What stands in for a hub, which tests do not reach.
 ARGUMENTS = {"hugging_face.yaml": ["--model.source.name", "exported"]}
 
@@ -45,7 +47,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("file", [*cases()])
 def test_configuration_trains_for_two_iterations(file):
-    stack = [CONFIGS / "algorithm" / "grpo.yaml", file]
+    stack = [CONFIGS / "algorithm" / ALGORITHMS.get(file.name, "grpo.yaml"), file]
     stack += [CONFIGS / companion for companion in COMPANIONS.get(file.name, [])]
     arguments = [text for path in stack for text in ("--config", str(path))]
     arguments += ARGUMENTS.get(file.name, [])
