@@ -136,8 +136,8 @@ def importance_mask(
     """importance_mask = sampler_ratio if minimum <= sampler_ratio <= maximum else 0.
 
     IcePop, arXiv:2510.18855 (per token, with a band on both sides); Liu et al., "When Speed Kills
-    Stability", 2025 (masked, per token and per sequence, with a maximum only). A token without weight
-    has no gradient and still counts in every denominator. A NaN stays NaN.
+    Stability", 2025 (masked, per token and per sequence, with a maximum only). A token without
+    weight has no gradient and still counts in every denominator. A NaN stays NaN.
 
     Args:
         old_log_probs: of the trainer's policy before the update, in nats.
