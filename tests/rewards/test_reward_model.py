@@ -112,13 +112,13 @@ def test_a_text_that_ends_in_the_usual_padding_is_read_to_its_end(saved, rollout
     assert reward.values(rollout) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_batch_of_more_rows_than_tokens_in_the_vocabulary_is_divided(saved, rollout_of):
-    folder = saved("gpt2")
-    letters = list("0123456789>:au") * 2
-    rollout = rollout_of([*letters, "12"], prompts=[">"] * 29)
-    scores = RewardModel(folder).values(rollout)
-    assert scores[:14] == pytest.approx(scores[14:28], abs=1e-4)
-    assert scores[5:6] == pytest.approx(scores_alone(folder, ids_of(">5")), abs=1e-4)
+def test_a_batch_whose_rows_end_in_every_token_there_is_is_divided(saved, rollout_of):
+    """Beside them all there would be no token left to pad with."""
+    folder = saved("gpt2", pad_token=PAD)
+    responses = [*VOCABULARY, "12"]
+    expected = scores_alone(folder, *(ids_of(">", text) for text in responses))
+    rollout = rollout_of(responses, prompts=[">"] * len(responses))
+    assert RewardModel(folder).values(rollout) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_model_that_reads_padding_is_refused(saved, rollout_of):
@@ -132,8 +132,9 @@ def test_a_model_that_reads_padding_is_refused(saved, rollout_of):
     assert alone == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_chat_template_writes_the_conversation_with_one_begin_token(saved, rollout_of):
-    folder = saved("llama", chat_template=CHAT)
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_a_chat_template_writes_the_conversation_and_all_special_tokens(saved, rollout_of, kind):
+    folder = saved(kind, chat_template=CHAT, pad_token=PAD)
     expected = scores_alone(folder, ids_of(BEGIN, "u:12>a:3", END))
     rollout = rollout_of(["3"], prompts=["12>"])
     scores = RewardModel(folder, template="chat").values(rollout)
@@ -299,25 +300,31 @@ def test_a_limit_beyond_the_model_is_refused(saved, rollout_of):
         RewardModel(saved("llama"), max_tokens=33).values(rollout_of(["1"], prompts=[">"]))
 
 
-def test_loading_and_scoring_leave_the_random_state(saved, rollout_of):
-    folder = saved("gpt2")
-    torch.manual_seed(1)
-    before = torch.random.get_rng_state()
-    RewardModel(folder).values(rollout_of(["1"], prompts=[">"]))
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_the_model_is_loaded_once_and_is_frozen_in_evaluation_mode(saved, rollout_of, monkeypatch):
-    folder, loaded = saved("gpt2"), []
-    load = AutoModelForSequenceClassification.from_pretrained
+@pytest.fixture
+def loaded(monkeypatch):
+    """The models that are loaded, each of which draws a random number as new weights do."""
+    models, load = [], AutoModelForSequenceClassification.from_pretrained
 
     def recorded(*args, **settings):
+        torch.rand(1)
         model, loading = load(*args, **settings)
-        loaded.append(model)
+        models.append(model)
         return model, loading
 
     monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", recorded)
-    reward = RewardModel(folder)
+    return models
+
+
+def test_loading_leaves_the_random_state(saved, rollout_of, loaded):
+    folder = saved("gpt2")
+    before = torch.random.get_rng_state()
+    RewardModel(folder).values(rollout_of(["1"], prompts=[">"]))
+    assert len(loaded) == 1
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_model_is_loaded_once_and_is_frozen_in_evaluation_mode(saved, rollout_of, loaded):
+    reward = RewardModel(saved("gpt2"))
     assert not loaded
     rollout = rollout_of(["1", "23"], prompts=[">", ">"])
     # GPT-2 has dropout, which training mode would show.
@@ -325,6 +332,12 @@ def test_the_model_is_loaded_once_and_is_frozen_in_evaluation_mode(saved, rollou
     (model,) = loaded
     assert not any(module.training for module in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_mode_of_a_validation_step_does_not_stick_to_the_weights(saved, rollout_of, loaded):
+    with torch.inference_mode():
+        RewardModel(saved("gpt2")).values(rollout_of(["1"], prompts=[">"]))
+    assert not any(parameter.is_inference() for parameter in loaded[0].parameters())
 
 
 def test_a_module_that_holds_it_has_none_of_its_weights(saved, rollout_of):
@@ -335,15 +348,12 @@ def test_a_module_that_holds_it_has_none_of_its_weights(saved, rollout_of):
     assert list(holder.parameters()) == []
 
 
-def test_the_precision_and_the_mode_of_the_caller_change_no_score(saved, rollout_of):
+def test_the_precision_of_the_caller_changes_no_score(saved, rollout_of):
     folder = saved("llama")
     rollout = rollout_of(["1", "23"], prompts=[">", ">"])
     expected = RewardModel(folder).values(rollout)
-    reward = RewardModel(folder)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        assert reward.values(rollout) == expected
-    # The weights that a validation loaded are used in training.
-    assert reward.values(rollout) == expected
+    with torch.autocast("cpu", torch.bfloat16):
+        assert RewardModel(folder).values(rollout) == expected
 
 
 def test_it_is_summed_with_other_rewards(saved, rollout_of):
