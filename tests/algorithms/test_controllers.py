@@ -156,6 +156,14 @@ def test_two_controllers_are_refused_before_any_work(signal, fit):
         fit(signal(), callbacks=[FixedKL(0.1), LinearKL(0.1, 0.0, num_iterations=2)])
 
 
+def test_models_that_were_built_without_a_reference_are_refused(signal, fit):
+    """The KL would be nothing, whatever its weight."""
+    module = signal()
+    fit(module, iterations=1)
+    with pytest.raises(ValueError, match="FixedKL weighs the KL to a reference, but the models"):
+        fit(module, iterations=2, callbacks=[FixedKL(0.1)])
+
+
 @pytest.mark.parametrize("callback", [FixedKL(0.1), EntropyController(1.0, 0.01)])
 def test_rows_that_a_controller_would_train_are_not_left_out(signal, fit, callback):
     with pytest.raises(ValueError, match="skip_zero_advantages leaves out rows that the"):
