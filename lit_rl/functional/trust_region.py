@@ -64,6 +64,35 @@ def conjugate_gradient(
     return solution
 
 
+def longest_step(
+    direction: Float[Tensor, " weights"], image: Float[Tensor, " weights"], *, max_kl: float
+) -> Float[Tensor, " weights"]:
+    """Sqrt(2 * max_kl / direction^T F direction) * direction: its quadratic KL is max_kl.
+
+    KL(old || new) of a step s is s^T F s / 2, with F the Fisher information, up to the third power
+    of s. TRPO, arXiv:1502.05477, appendix C.
+
+    A direction along which F has no curvature, such as 0, gives 0.
+
+    Args:
+        direction: any vector of weights.
+        image: F times the direction, without damping.
+        max_kl: the size of the trust region, in nats per token, above 0.
+
+    Returns:
+        The step, in the unit of the weights.
+
+    Example:
+        >>> fisher, direction = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([3.0, 0.0])
+        >>> longest_step(direction, fisher @ direction, max_kl=0.01)
+        tensor([0.1000, 0.0000])
+    """
+    curvature = direction @ image
+    if not curvature > 0:
+        return torch.zeros_like(direction)
+    return (2 * max_kl / curvature).sqrt() * direction
+
+
 class LineSearchStep(NamedTuple):
     """The step that a line search has accepted.
 

@@ -1,6 +1,6 @@
 """The Fisher information matrix of a policy, by its products with vectors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,6 +21,22 @@ def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+def flat(tensors: Iterable[Tensor]) -> Float[Tensor, " weights"]:
+    """Return the entries of tensors as one vector, with gradient where they have one."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+@torch.no_grad()
+def assign(parameters: Sequence[nn.Parameter], vector: Float[Tensor, " weights"]) -> None:
+    """Write a vector of `flat` into the parameters.
+
+    Its entries are copied: parameters that share the storage of one vector cannot be exported.
+    """
+    pieces = vector.split([parameter.numel() for parameter in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        parameter.copy_(piece.view_as(parameter))
+
+
 def flat_gradient(
     value: Float[Tensor, ""], parameters: Sequence[nn.Parameter], *, differentiable: bool = False
 ) -> Float[Tensor, " weights"]:
@@ -36,7 +52,7 @@ def flat_gradient(
     gradients = torch.autograd.grad(
         value, parameters, create_graph=differentiable, allow_unused=True, materialize_grads=True
     )
-    return torch.cat([gradient.reshape(-1) for gradient in gradients])
+    return flat(gradients)
 
 
 def fisher_product(
@@ -44,16 +60,16 @@ def fisher_product(
     micro_batches: Sequence[Sequences],
     vector: Float[Tensor, " weights"],
     *,
-    num_tokens: Float[Tensor, ""],
     temperature: float,
 ) -> Float[Tensor, " weights"]:
-    """F v, where F = 1 / num_tokens * sum over tokens of the Hessian of KL(old || policy) at old.
+    """F v, where F is the mean over tokens of the Hessian of KL(old || policy) at old = policy.
 
     The KL is taken over the whole vocabulary at every response token, at the sampling temperature;
     its Hessian where the two are one is the Fisher information matrix, J^T (diag(p) - p p^T) J per
     token with J the derivative of the logits over temperature. TRPO, arXiv:1502.05477, appendix C.
 
-    Exact, by differentiating the gradient. No token adds nothing.
+    Exact, by differentiating the gradient. Without any token it is 0. Every rank has to call it,
+    with rows or without.
 
     The logits of the response tokens of one micro-batch, and their derivatives, exist at once:
     smaller micro-batches need less memory.
@@ -62,20 +78,20 @@ def fisher_product(
         policy: in float32, with the plain attention of torch (see `plain_attention`).
         micro_batches: the responses of this rank.
         vector: v, as long as the trained parameters of the policy together.
-        num_tokens: response tokens that count in all micro-batches on all ranks, at least 1.
         temperature: sampling temperature by which logits are divided, above 0.
 
     Returns:
         Nats per token over the square of the unit of a weight, times v; the same on all ranks.
     """
     parameters = trained_parameters(policy)
-    product = torch.zeros_like(vector)
+    product, num_tokens = torch.zeros_like(vector), vector.new_zeros(())
     for batch in micro_batches:
         hidden = policy.hidden_states(batch.ids, batch.attention_mask)
         kl = policy.kl_from(policy, hidden, hidden, batch.mask, temperature=temperature)
-        gradient = flat_gradient(kl.sum() / num_tokens, parameters, differentiable=True)
+        gradient = flat_gradient(kl.sum(), parameters, differentiable=True)
         product += flat_gradient(gradient @ vector, parameters)
-    return sum_over_ranks(product)
+        num_tokens += batch.mask.sum()
+    return sum_over_ranks(product) / sum_over_ranks(num_tokens).clamp(min=1)
 
 
 @contextmanager

@@ -16,6 +16,8 @@ OF_THE_ALGORITHM = (
     "critic/learning_rate",
     "kl_coef",
     "entropy_coef",
+    "trust_region/",
+    "old_policy_kl",
     "val/",
 )
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -9,6 +9,7 @@ from lit_rl.functional.trust_region import (
     LineSearchStep,
     backtracking_line_search,
     conjugate_gradient,
+    longest_step,
 )
 
 # ----- conjugate gradient
@@ -88,6 +89,32 @@ def test_a_direction_without_curvature_ends_it():
 def test_refuses(settings, message):
     with pytest.raises(ValueError, match=message):
         conjugate_gradient(lambda vector: vector, torch.ones(1), **settings)
+
+
+# ----- the length
+
+
+def test_the_quadratic_kl_of_the_longest_step_is_the_limit():
+    """For a softmax over four actions F = diag(p) - p p^T, and the true KL is close to it."""
+    logits = torch.tensor([0.5, -1.0, 0.0, 1.0], dtype=torch.float64)
+    p = logits.softmax(-1)
+    fisher = torch.diag(p) - torch.outer(p, p)
+    advantages = torch.tensor([1.0, 0.0, -1.0, 0.0], dtype=torch.float64)
+    gradient = p * (advantages - p @ advantages)
+    direction = conjugate_gradient(lambda v: fisher @ v, gradient, iterations=4, tolerance=1e-12)
+    step = longest_step(direction, fisher @ direction, max_kl=1e-4)
+    assert float(step @ fisher @ step / 2) == pytest.approx(1e-4, rel=1e-12)
+    kl = (p * (p.log() - (logits + step).log_softmax(-1))).sum()
+    assert float(kl) == pytest.approx(1e-4, rel=0.02)
+    # g = F A: the natural gradient of a softmax policy is its advantages, up to a constant.
+    torch.testing.assert_close(direction - direction.mean(), advantages - advantages.mean())
+
+
+def test_a_direction_without_curvature_has_no_step():
+    p = torch.tensor([0.5, -1.0]).softmax(-1)
+    fisher = torch.diag(p) - torch.outer(p, p)
+    for direction in (torch.zeros(2), torch.tensor([torch.nan, 1.0])):
+        assert longest_step(direction, fisher @ direction, max_kl=0.01).eq(0).all()
 
 
 # ----- the line search

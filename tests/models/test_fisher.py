@@ -17,7 +17,7 @@ BATCH = Sequences(
     response_ids=torch.tensor([[5, 6, 9, 2], [8, 2, 0, 0], [4, 4, 4, 4]]),
     mask=torch.tensor([[True] * 4, [True, True, False, False], [False] * 4]),
 )
-NUM_TOKENS = torch.tensor(6.0)
+NUM_TOKENS = 6
 TEMPERATURE = 0.7
 
 
@@ -39,9 +39,7 @@ def vectors(policy, number=3):
 
 def product(policy, vector, micro_batches=(BATCH,)):
     with plain_attention():
-        return fisher_product(
-            policy, micro_batches, vector, num_tokens=NUM_TOKENS, temperature=TEMPERATURE
-        )
+        return fisher_product(policy, micro_batches, vector, temperature=TEMPERATURE)
 
 
 def dense_fisher(policy):
@@ -144,4 +142,4 @@ def test_fused_attention_has_no_second_derivative(tiny_source):
     policy = tiny(tiny_source, "llama", attn_implementation="sdpa").float()
     (vector,) = vectors(policy, 1).float()
     with pytest.raises(RuntimeError, match="derivative"):
-        fisher_product(policy, [BATCH], vector, num_tokens=NUM_TOKENS, temperature=TEMPERATURE)
+        fisher_product(policy, [BATCH], vector, temperature=TEMPERATURE)
