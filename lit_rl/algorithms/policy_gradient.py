@@ -1,5 +1,6 @@
 """The critic-free loop: generate, score, prepare, update."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -311,8 +312,8 @@ class PolicyGradient(RLModule):
         grad_norms = clip_grad_norms(optimizer, self.max_grad_norm, where)
         if totals.tokens:  # else the optimizer would move the weights by its momentum alone
             self.optimizers().step()  # type: ignore[union-attr]
+            self.scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        self.scheduler.step()
         return Update(
             micro_batches=tuple(micro_batches) if weight else (),
             loss=loss,
@@ -343,9 +344,7 @@ class PolicyGradient(RLModule):
     def finish(self, updates: list[Update]) -> None:
         """Count the iteration and log what is known once per iteration."""
         self.iteration += 1
-        # The schedule counts planned steps, whether updates were stopped early or not.
-        for _ in range(self.steps_per_iteration - len(updates)):
-            self.scheduler.step()
+        self.keep_to_the_plan()
         losses = torch.stack([update.loss for update in updates])
         self.log_dict(
             {
@@ -359,6 +358,16 @@ class PolicyGradient(RLModule):
             }
         )
         call_hooks(self.trainer, "on_iteration_end", self)
+
+    def keep_to_the_plan(self) -> None:
+        """Let schedule and end of the run count planned optimizer steps, taken or not."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            while self.scheduler.last_epoch < self.iteration * self.steps_per_iteration:
+                self.scheduler.step()
+        bounded_by_steps = self.trainer.max_steps != -1 and self.planned_iterations is not None
+        if bounded_by_steps and self.iteration >= self.planned_iterations:
+            self.trainer.should_stop = True
 
     def norms_and_rates(self, updates: list[Update]) -> dict[str, float]:
         """Return the mean gradient norm and the learning rate of each group, by metric."""

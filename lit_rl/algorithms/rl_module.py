@@ -80,6 +80,7 @@ class RLModule(L.LightningModule):
         self.evaluation = evaluation
         self.seed = seed
         self.iteration = 0
+        self.planned_iterations: int | None = None
         self.training_begun = False
         self.policy: Policy
         self.validation_samples: list[dict[str, Any]] = []
@@ -154,7 +155,7 @@ class RLModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """One optimizer with named groups, and their schedules over optimizer steps."""
         optimizer = self.optimizer(self.parameter_groups())
-        horizon = self.num_iterations
+        horizon = self.planned_iterations = self.num_iterations
         total_steps = None if horizon is None else horizon * self.steps_per_iteration
         scheduler = LambdaLR(optimizer, self.schedules(total_steps))
         self._configured = hyperparameters(optimizer)

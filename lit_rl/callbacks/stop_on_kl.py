@@ -36,23 +36,15 @@ class StopOnKL(RLCallback):
         self._stopped_early = False
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Refuse a run in which no update could be left out, or whose length would hang on it.
+        """Refuse a run in which no update could be left out.
 
         Raises:
-            ValueError: if an iteration has one update, or if the run is bounded by updates.
+            ValueError: if an iteration has one update.
         """
-        if stage != "fit":
-            return
-        if pl_module.steps_per_iteration == 1:
+        if stage == "fit" and pl_module.steps_per_iteration == 1:
             raise ValueError(
                 "StopOnKL leaves out updates after the first one, but an iteration has only one: "
                 "set update_epochs or num_minibatches above 1, or leave StopOnKL out"
-            )
-        if trainer.max_steps != -1:
-            raise ValueError(
-                f"trainer.max_steps {trainer.max_steps} bounds the run by optimizer steps, and "
-                "StopOnKL leaves out some: the run would go on behind the end of every schedule. "
-                "Bound it by trainer.max_epochs and trainer.limit_train_batches"
             )
 
     def on_rollout(

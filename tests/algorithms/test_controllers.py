@@ -278,37 +278,31 @@ def test_a_reference_that_nothing_reads_is_not_moved(signal, fit):
 # ----- the number of updates
 
 
-@pytest.fixture
-def fit_iterations(fit):
-    """A run that is bounded by its iterations, as StopOnKL needs it."""
-    return lambda module, iterations, callbacks: fit(
-        module, callbacks=callbacks, max_steps=-1, max_epochs=1, limit_train_batches=iterations
-    )
-
-
-def test_the_updates_end_when_the_policy_is_too_far_and_begin_again(signal, fit_iterations):
+def test_the_updates_end_when_the_policy_is_too_far_and_begin_again(signal, fit):
     """A step of this size moves the policy further than 1e-4 nats at once: two of six updates."""
     recorder = Recorder()
     module = signal(num_minibatches=2, update_epochs=3)
-    fit_iterations(module, 2, callbacks=[StopOnKL(1e-4), recorder])
+    fit(module, 2, callbacks=[StopOnKL(1e-4), recorder])
     assert [update.index for update in recorder.updates] == [0, 1, 0, 1]
     assert recorder.logged("num_updates") == [2.0, 2.0]
     assert recorder.logged("update/stopped_early") == [1.0, 1.0]
 
 
-def test_a_limit_that_is_not_reached_changes_nothing(signal, fit_iterations, weights):
+def test_a_limit_that_is_not_reached_changes_nothing(signal, fit, weights):
     free, limited, recorder = signal(num_minibatches=2), signal(num_minibatches=2), Recorder()
-    fit_iterations(free, 2, callbacks=[])
-    fit_iterations(limited, 2, callbacks=[StopOnKL(100.0), recorder])
+    fit(free, 2)
+    fit(limited, 2, callbacks=[StopOnKL(100.0), recorder])
     assert torch.equal(weights(limited), weights(free))
     assert recorder.logged("num_updates") == [2.0, 2.0]
     assert recorder.logged("update/stopped_early") == [0.0, 0.0]
 
 
-def test_a_run_that_is_bounded_by_updates_is_refused_with_one_that_is_not(signal, fit):
-    """Left-out updates would make room for iterations that no schedule knows of."""
-    with pytest.raises(ValueError, match="max_steps 4 bounds the run by optimizer steps"):
-        fit(signal(num_minibatches=2), callbacks=[StopOnKL(0.1)])
+def test_a_run_that_is_bounded_by_updates_ends_with_its_planned_iterations(signal, fit):
+    """max_steps 6 x 3 plans three iterations; left-out updates make no room for a fourth."""
+    module = signal(num_minibatches=2, update_epochs=3)
+    trainer = fit(module, iterations=3, callbacks=[StopOnKL(1e-4)])
+    assert trainer.global_step < trainer.max_steps == 18
+    assert module.iteration == 3
 
 
 # ----- the critic

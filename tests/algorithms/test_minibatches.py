@@ -34,7 +34,7 @@ def test_minibatches_as_a_whole_do_not_depend_on_the_number_of_ranks():
 
 
 def test_ranks_may_hold_different_numbers_of_prompts():
-    """Law: the groups of a rank stand in its rows in the order of the prompts; the union is the same."""
+    """Law: a rank holds its groups in the order of the prompts; the union is the same."""
     alone = minibatch_rows([0] * 4, 2, 2, seed=(3,))
     for ranks in ([0, 1, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1]):
         places = {rank: [n for n, r in enumerate(ranks) if r == rank] for rank in (0, 1)}

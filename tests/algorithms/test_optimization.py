@@ -36,7 +36,7 @@ def test_no_limit_measures_only():
 def test_norm_that_is_not_finite_is_an_error_that_says_where(value):
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.tensor([value])
-    with pytest.raises(ValueError, match="norm of the critic is .* in iteration 3, update 2"):
+    with pytest.raises(ValueError, match=r"norm of the critic is .* in iteration 3, update 2"):
         clip_grad_norms(optimizer_of(critic=parameter), 1.0, "iteration 3, update 2")
 
 

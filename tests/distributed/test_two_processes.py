@@ -18,6 +18,13 @@ SCENARIOS = [
     "kl_in_reward",
     "skip_zero_advantages",
     "reward_parts",
+    "ppo",
+    "ppo_resumed",
+    "ppo_shared_trunk",
+    "ppo_stopped",
+    "dapo",
+    "reinforce_plus_plus",
+    "reinforce",
     "same_prompt",
     "one_and_three_tokens",
     "resumed",
@@ -79,8 +86,12 @@ def test_rollouts_of_two_processes_are_those_of_one(results, name):
     for field in ("prompts", "responses"):
         assert len(one[field]) == len(first[field]) == len(second[field])
         for whole, *halves in zip(one[field], first[field], second[field], strict=True):
-            parts = [groups(half, number // 2) for half in halves]
-            assert merged(*parts) == groups(whole, number)
+            if name == "dapo":  # the groups with signal stay where they were sampled
+                parts = [groups(half, len(half) // 4) for half in halves]
+                assert sorted(parts[0] + parts[1]) == sorted(groups(whole, number))
+            else:
+                parts = [groups(half, number // 2) for half in halves]
+                assert merged(*parts) == groups(whole, number)
 
 
 def test_processes_answer_the_same_prompt_differently(results):
@@ -149,6 +160,32 @@ def test_resumed_run_is_the_uninterrupted_one(results):
     for result in results.two:
         assert result["resumed"]["responses"] == result["grpo"]["responses"][1:]
         assert torch.equal(result["resumed"]["weights"], result["grpo"]["weights"])
+
+
+def test_resumed_run_with_critic_and_controller_is_the_uninterrupted_one(results):
+    for result in results.two:
+        assert result["ppo_resumed"]["responses"] == result["ppo"]["responses"][1:]
+        assert torch.equal(result["ppo_resumed"]["weights"], result["ppo"]["weights"])
+        coefficients = [metrics["kl_coef"] for metrics in result["ppo"]["metrics"]]
+        assert len(set(coefficients)) == 3
+        assert [m["kl_coef"] for m in result["ppo_resumed"]["metrics"]] == coefficients[1:]
+
+
+def test_processes_stop_the_updates_of_an_iteration_together(results):
+    """The first minibatch has ratio 1, the second shows a KL and is the last of four."""
+    for result in (results.one, *results.two):
+        assert [metrics["num_updates"] for metrics in result["ppo_stopped"]["metrics"]] == [2.0] * 3
+
+
+def test_processes_hold_different_numbers_of_groups_with_signal(results):
+    """What the laws above are about in the scenario of dynamic sampling."""
+    first, second = (result["dapo"] for result in results.two)
+    sizes = [
+        tuple(len(rows) for rows in rounds)
+        for rounds in zip(first["responses"], second["responses"], strict=True)
+    ]
+    assert any(a != b for a, b in sizes)
+    assert any(metrics["dynamic_sampling/rounds"] > 1 for metrics in first["metrics"])
 
 
 def test_one_process_continues_what_two_began(results):

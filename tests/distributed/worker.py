@@ -19,16 +19,32 @@ import torch
 from datasets import Dataset
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from lit_rl.advantages import LeaveOneOut
+from lit_rl.advantages import LeaveOneOut, MovingAverage, ReturnToGo
 from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.aggregations import TokenMean
-from lit_rl.algorithms import GRPO, DrGRPO, PolicyGradient
-from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback, Throughput
+from lit_rl.algorithms import (
+    DAPO,
+    GRPO,
+    PPO,
+    DrGRPO,
+    PolicyGradient,
+    Reinforce,
+    ReinforcePlusPlus,
+)
+from lit_rl.callbacks import (
+    AdaptiveKL,
+    CriticMetrics,
+    RatioMetrics,
+    RewardMetrics,
+    RLCallback,
+    StopOnKL,
+    Throughput,
+)
 from lit_rl.data import PromptDataModule
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import Generator, SamplingSettings
 from lit_rl.kl_penalties import KLInReward
-from lit_rl.models import RandomCausalLM
+from lit_rl.models import RandomCausalLM, SharedTrunk
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.rewards import PythonFunction, WeightedSum
 from lit_rl.tasks import Task
@@ -207,7 +223,7 @@ def build_trainer(**settings: Any) -> L.Trainer:
 
 
 def weights(module: PolicyGradient) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in module.policy.parameters()]).clone()
+    return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
 
 
 def train(
@@ -215,6 +231,7 @@ def train(
     data: dict[str, Any] | None = None,
     checkpoint: Path | None = None,
     resume: Path | None = None,
+    controllers: tuple[RLCallback, ...] = (),
     **settings: Any,
 ) -> dict[str, Any]:
     """Train and return what this process saw."""
@@ -223,7 +240,14 @@ def train(
     initial = weights(module)
     trainer = build_trainer(
         max_steps=iterations * module.steps_per_iteration,
-        callbacks=[RewardMetrics(), RatioMetrics(), Throughput(), recorder],
+        callbacks=[
+            RewardMetrics(),
+            RatioMetrics(),
+            CriticMetrics(),
+            Throughput(),
+            *controllers,
+            recorder,
+        ],
     )
     trainer.fit(module, build_data(**(data or {})), ckpt_path=resume)
     return {**recorder.seen, "initial": initial, "weights": weights(module)}
@@ -249,6 +273,14 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
     grpo = partial(train, kl_coef=0.1, entropy_coef=0.01)
     parts = {"fives": PythonFunction(num_fives), "rare": PythonFunction(after_one_prompt)}
     checkpoint = folder / "two-processes.ckpt"
+    ppo_checkpoint = folder / "ppo.ckpt" if WORLD_SIZE == 2 else None
+    ppo = partial(
+        train,
+        kind=PPO,
+        kl_coef=0.1,
+        critic_lr=0.05,
+        controllers=(AdaptiveKL(0.1, target=0.01, unit="nats_per_token", horizon=100),),
+    )
     both: dict[str, Callable[[], Any]] = {
         "grpo": partial(grpo, checkpoint=checkpoint if WORLD_SIZE == 2 else None),
         "token_mean": partial(
@@ -263,6 +295,27 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
             train, skip_zero_advantages=True, reward=PythonFunction(after_long_prompts)
         ),
         "reward_parts": partial(train, reward=WeightedSum(parts, {"rare": 0.1})),
+        "ppo": partial(ppo, critic_warmup=1, checkpoint=ppo_checkpoint),
+        "ppo_resumed": partial(ppo, critic_warmup=1, resume=folder / "ppo.ckpt"),
+        "ppo_shared_trunk": partial(ppo, critic=SharedTrunk()),
+        # The second minibatch of an iteration shows a KL beyond any limit: the updates end there.
+        "ppo_stopped": partial(train, kind=PPO, kl_coef=0.0, controllers=(StopOnKL(limit=1e-12),)),
+        "dapo": partial(
+            train,
+            kind=DAPO,
+            reward=PythonFunction(after_long_prompts),
+            filter_truncated=False,
+            max_rounds=3,
+            top_entropy_fraction=0.5,
+        ),
+        "reinforce_plus_plus": partial(train, kind=ReinforcePlusPlus, kl_coef=0.1),
+        "reinforce": partial(
+            train,
+            kind=Reinforce,
+            advantage=ReturnToGo(baseline=MovingAverage(0.5)),
+            update_epochs=1,
+            num_minibatches=1,
+        ),
         "same_prompt": partial(train, iterations=1, data={"task": Numbers(numbers=(71,) * 6)}),
         "one_and_three_tokens": partial(
             train,

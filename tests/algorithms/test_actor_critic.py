@@ -1,0 +1,284 @@
+"""The critic is trained, read at the right place, clipped and scheduled apart from the actor."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from lit_rl.advantages import GAE
+from lit_rl.algorithms import GRPO, PPO
+from lit_rl.callbacks import RLCallback
+from lit_rl.kl_penalties import KLInReward
+from lit_rl.models import PolicyBackbone, SharedTrunk
+from lit_rl.rewards import PythonFunction
+from lit_rl.value_losses import ClippedSquaredError
+
+KINDS = pytest.mark.parametrize("critic", [PolicyBackbone(), SharedTrunk()], ids=["own", "shared"])
+
+
+def num_fives(responses: list[str]) -> list[float]:
+    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+
+
+def nothing(responses: list[str]) -> list[float]:
+    return [0.0] * len(responses)
+
+
+class Recorder(RLCallback):
+    """Keeps what the hooks see, and the weights after each update."""
+
+    def __init__(self):
+        self.experiences, self.updates, self.weights, self.rates = [], [], [], []
+
+    def on_rollout(self, trainer, module, scored, experience):
+        self.experiences.append(experience)
+
+    def on_minibatch(self, trainer, module, update):
+        self.updates.append(update)
+        self.weights.append((flat(module.policy), flat(module.critic)))
+        self.rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+@pytest.fixture
+def ppo(algorithm):
+    """PPO without whitening, so that a value error of any size shows."""
+    settings = {
+        "kind": PPO,
+        "reward": PythonFunction(num_fives),
+        "advantage": GAE(whiten=False),
+        "update_epochs": 1,
+        "critic_lr": 0.1,
+    }
+    return partial(algorithm, **settings)
+
+
+@KINDS
+def test_actor_and_critic_both_move(ppo, fit, critic):
+    """A value loss without gradient would leave the critic where it was."""
+    recorder, module = Recorder(), ppo(critic=critic)
+    module.configure_model()
+    before = flat(module.policy), flat(module.critic)
+    fit(module, iterations=2, callbacks=[recorder])
+    for old, new in zip(before, recorder.weights[-1], strict=True):
+        assert (new - old).abs().max() > 1e-4
+    first, second = recorder.experiences
+    assert first.old_values.eq(0).all()  # the head starts at zero
+    assert second.old_values[second.mask].ne(0).all()
+    # Without a critic that knows anything, the targets are the returns to go.
+    torch.testing.assert_close(first.returns, first.advantages)
+
+
+def test_the_critic_learns_what_responses_earn(ppo, fit):
+    """A constant reward of 3 is what every state is worth, with gamma = 1."""
+    module = ppo(
+        reward=PythonFunction(lambda responses: [3.0] * len(responses)),
+        optimizer=partial(torch.optim.Adam, lr=1e-3),
+        critic_lr=0.02,
+        value_loss=ClippedSquaredError(clip=None),
+        update_epochs=4,
+    )
+    recorder = Recorder()
+    fit(module, iterations=8, callbacks=[recorder])
+    last = recorder.experiences[-1]
+    assert (last.old_values[last.mask] - 3).abs().max() < 0.3
+
+
+def test_value_loss_moves_the_policy_only_through_a_shared_trunk(ppo, fit):
+    """Advantages of 0 leave the value loss alone: here the targets are 0 and the values are not."""
+    for critic, moves in ((PolicyBackbone(), False), (SharedTrunk(), True)):
+        module = ppo(critic=critic, advantage=NoAdvantage())
+        module.configure_model()
+        with torch.no_grad():
+            module.critic.head.weight.fill_(0.5)
+        before = flat(module.policy)
+        fit(module, iterations=1)
+        assert torch.equal(flat(module.policy), before) != moves
+
+
+class NoAdvantage(GAE):
+    """Nothing for the actor, and a target of 0 for the critic."""
+
+    def __call__(self, scored):
+        return torch.zeros_like(scored.values)
+
+    def returns(self, scored):
+        return torch.zeros_like(scored.values)
+
+
+def test_old_values_are_those_of_the_rollout_in_every_epoch(ppo, fit):
+    recorder = Recorder()
+    fit(ppo(update_epochs=3), iterations=2, callbacks=[recorder])
+    for number, update in enumerate(recorder.updates):
+        experience = recorder.experiences[number // 3]
+        for part, output in update.micro_batches:
+            rollout = set(experience.old_values[experience.mask].tolist())
+            assert set(part.old_values[part.mask].tolist()) <= rollout
+            if update.index == 2:  # the critic has moved, the old values have not
+                assert (output.values - part.old_values)[part.mask].abs().max() > 1e-3
+
+
+@KINDS
+def test_micro_batches_change_neither_actor_nor_critic(ppo, fit, critic):
+    results = []
+    for tokens in (1, 24, 10_000):
+        module = ppo(critic=critic, micro_batch_tokens=tokens, num_minibatches=2, entropy_coef=0.01)
+        fit(module, iterations=2)
+        results.append(torch.cat([flat(module.policy), flat(module.critic)]))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=2e-6)
+    torch.testing.assert_close(results[2], results[0], rtol=0, atol=2e-6)
+
+
+def test_groups_have_their_own_rate_decay_and_norm(ppo, fit):
+    module = ppo(
+        critic_lr=0.03,
+        critic_weight_decay=0.2,
+        optimizer=partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+        max_grad_norm=1e-3,
+    )
+    trainer = fit(module, iterations=1)
+    groups = {group["name"]: group for group in trainer.optimizers[0].param_groups}
+    settings = {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()}
+    assert settings == {"actor": (0.01, 0.1), "critic": (0.03, 0.2)}
+    metrics = trainer.callback_metrics
+    assert metrics["learning_rate"] == pytest.approx(0.01)
+    assert metrics["critic/learning_rate"] == pytest.approx(0.03)
+    assert metrics["grad_norm"] > 1e-3
+    assert metrics["critic/grad_norm"] > 1e-3
+
+
+def test_clipping_the_critic_leaves_the_step_of_the_actor(ppo, fit):
+    """A limit between both norms: the actor's step is the one without any limit."""
+    free = ppo(max_grad_norm=None, value_coef=1.0)
+    recorder = Recorder()
+    fit(free, iterations=1, callbacks=[recorder])
+    norms = recorder.updates[0].grad_norms
+    low, high = sorted(norms.values())
+    assert high > 1.2 * low
+    limited = ppo(max_grad_norm=(low + high) / 2)
+    fit(limited, iterations=1)
+    untouched = min(norms, key=norms.get)
+    models = {"actor": (free.policy, limited.policy), "critic": (free.critic, limited.critic)}
+    for name, (first, second) in models.items():
+        assert torch.equal(flat(first), flat(second)) == (name == untouched)
+
+
+@KINDS
+def test_warm_up_trains_the_critic_alone(ppo, fit, critic):
+    """Two iterations of one update; AdamW with weight decay would move resting weights."""
+    module = ppo(
+        critic=critic,
+        critic_warmup=2,
+        critic_lr=0.01,
+        optimizer=partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+    )
+    module.configure_model()
+    policy, recorder = flat(module.policy), Recorder()
+    trainer = fit(module, iterations=3, callbacks=[recorder])
+    assert [torch.equal(w, policy) for w, _ in recorder.weights] == [True, True, False]
+    critics = [w for _, w in recorder.weights]
+    assert not torch.equal(critics[0], critics[1])
+    # The moments of the actor begin with its first step.
+    optimizer = trainer.optimizers[0]
+    steps = [
+        {int(optimizer.state[p]["step"]) for p in group["params"]}
+        for group in optimizer.param_groups
+    ]
+    assert steps == [{1}, {3}]
+
+
+def test_the_schedule_of_the_actor_begins_behind_the_warm_up(ppo, fit):
+    """After 1 of 5 steps the actor's 0.5 falls over 4; the critic's 0.1 over all 5 by a cosine."""
+    recorder = Recorder()
+    module = ppo(critic_warmup=1, lr_schedule="linear", critic_lr=0.1, critic_lr_schedule="cosine")
+    fit(module, iterations=5, callbacks=[recorder])
+    actor, critic = zip(*recorder.rates, strict=True)
+    assert actor == pytest.approx([0.5, 0.375, 0.25, 0.125, 0.0])
+    # 0.05 (1 + cos(pi k / 5))
+    assert critic == pytest.approx([0.0904508, 0.0654508, 0.0345492, 0.00954915, 0.0], abs=1e-6)
+
+
+def test_kl_in_the_reward_is_deducted_from_the_token_that_has_it(ppo, fit):
+    """Without reward and critic, with lambda 1, an advantage is minus the KL from there on."""
+    module = ppo(
+        reward=PythonFunction(nothing),
+        advantage=GAE(lam=1.0, whiten=False),
+        kl=KLInReward(),
+        kl_coef=0.5,
+    )
+    module.configure_model()
+    with torch.no_grad():
+        for number, parameter in enumerate(module.policy.parameters()):
+            generator = torch.Generator().manual_seed(number)
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    recorder = Recorder()
+    fit(module, iterations=1, callbacks=[recorder])
+    (experience,) = recorder.experiences
+    k1 = (experience.old_log_probs - experience.ref_log_probs) * experience.mask
+    expected = -0.5 * k1.flip(1).cumsum(1).flip(1) * experience.mask
+    torch.testing.assert_close(experience.advantages, expected, rtol=0, atol=1e-6)
+    assert expected.abs().max() > 0.01
+
+
+@KINDS
+@pytest.mark.parametrize("stop", [3, 4])
+def test_resumed_run_is_the_uninterrupted_one(ppo, fit, tmp_path, critic, stop):
+    build = partial(
+        ppo,
+        critic=critic,
+        optimizer=partial(torch.optim.AdamW, lr=0.01),
+        critic_lr=0.02,
+        critic_lr_schedule="linear",
+        critic_warmup=1,
+        num_minibatches=2,
+        update_epochs=2,
+        kl_coef=0.05,
+    )
+    whole = build()
+    fit(whole, iterations=6)
+    first = build()
+    fit(first, iterations=6, callbacks=[StopAfter(stop, tmp_path / "stopped.ckpt")])
+    resumed = build()
+    fit(resumed, iterations=6, ckpt_path=tmp_path / "stopped.ckpt")
+    for model, other in ((whole.policy, resumed.policy), (whole.critic, resumed.critic)):
+        assert torch.equal(flat(model), flat(other))
+
+
+class StopAfter(RLCallback):
+    def __init__(self, iterations, path):
+        self.iterations, self.path = iterations, path
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if module.iteration == self.iterations:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+def test_checkpoint_holds_the_critic_and_not_the_reference(ppo, fit, tmp_path):
+    module = ppo(kl_coef=0.1)
+    fit(module, iterations=1).save_checkpoint(tmp_path / "one.ckpt")
+    state = torch.load(tmp_path / "one.ckpt", weights_only=True)["state_dict"]
+    assert {name.split(".")[0] for name in state} == {"policy", "critic"}
+    assert torch.equal(state["critic.head.weight"], module.critic.head.weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"critic_lr": 0.0}, "critic_lr is 0.0, must be above 0"),
+        ({"value_coef": -1.0}, "value_coef is -1.0, must be above 0"),
+        ({"critic_warmup": -1}, "critic_warmup is -1, must be at least 0"),
+        ({"skip_zero_advantages": True}, "for algorithms without a critic"),
+    ],
+)
+def test_wrong_settings_are_refused(ppo, settings, message):
+    with pytest.raises(ValueError, match=message):
+        ppo(**settings)
+
+
+def test_an_estimator_that_reads_values_is_refused_without_a_critic(algorithm):
+    with pytest.raises(ValueError, match="GAE reads a ValuedRollout, which GRPO does not make"):
+        algorithm(kind=GRPO, advantage=GAE())

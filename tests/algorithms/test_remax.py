@@ -1,0 +1,71 @@
+"""The greedy response sets the baseline, and is not trained on."""
+
+import pytest
+import torch
+
+from lit_rl.advantages import GreedyBaseline
+from lit_rl.algorithms import GRPO, ReMax
+from lit_rl.callbacks import RLCallback
+from lit_rl.rewards import PythonFunction
+
+
+class Recorder(RLCallback):
+    def __init__(self):
+        self.scored, self.experiences = [], []
+
+    def on_rollout(self, trainer, module, scored, experience):
+        self.scored.append(scored)
+        self.experiences.append(experience)
+
+
+def length(responses: list[str]) -> list[float]:
+    return [float(len(response)) for response in responses]
+
+
+def test_the_advantage_is_the_reward_less_that_of_the_greedy_response(algorithm, fit):
+    recorder, asked = Recorder(), []
+
+    def reward(responses):
+        asked.append(responses)
+        return length(responses)
+
+    module = algorithm(kind=ReMax, reward=PythonFunction(reward), group_size=2)
+    fit(module, iterations=1, callbacks=[recorder])
+    (scored,), (experience,) = recorder.scored, recorder.experiences
+    sampled, greedy = asked
+    assert (len(sampled), len(greedy)) == (12, 6)
+    baseline = torch.tensor(length(greedy)).repeat_interleave(2)
+    assert torch.equal(scored.baseline_rewards, baseline)
+    expected = (torch.tensor(length(sampled)) - baseline)[:, None] * experience.mask
+    torch.testing.assert_close(experience.advantages, expected)
+    assert expected.ne(0).any()
+
+
+def test_a_prompt_whose_baseline_is_missing_is_left_out(algorithm, fit):
+    """The reward applies to no greedy response of a prompt with an odd number."""
+    recorder, calls = Recorder(), []
+
+    def reward(prompts, responses):
+        calls.append(None)
+        if len(calls) == 1:
+            return length(responses)
+        return [
+            None if int(prompt[:-1]) % 2 else value
+            for prompt, value in zip(prompts, length(responses), strict=True)
+        ]
+
+    fit(
+        algorithm(kind=ReMax, reward=PythonFunction(reward), group_size=2),
+        iterations=1,
+        callbacks=[recorder],
+    )
+    (scored,), (experience,) = recorder.scored, recorder.experiences
+    odd = torch.tensor([bool(int(prompt[:-1]) % 2) for prompt in scored.prompts])
+    assert 0 < odd.sum() < 12
+    assert torch.equal(scored.missing, odd)
+    assert torch.equal(experience.mask.any(1), ~odd)
+
+
+def test_the_estimator_is_refused_by_an_algorithm_without_a_baseline_response(algorithm):
+    with pytest.raises(ValueError, match="GreedyBaseline reads a BaselinedRollout"):
+        algorithm(kind=GRPO, advantage=GreedyBaseline())
