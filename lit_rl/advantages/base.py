@@ -19,12 +19,13 @@ class AdvantageEstimator(ABC):
         min_group_size: responses per prompt that the estimator needs.
         reads: the stage of the rollout that the estimator needs; an algorithm that does not provide
             it refuses to start.
-        sees_kl_in_reward: whether a KL that is deducted from the reward reaches the advantages.
+        sees_final_reward: whether the advantages come from the reward as shaping and a KL in the
+            reward leave it; False: from its parts or its steps, as the reward gave them.
     """
 
     min_group_size: ClassVar[int] = 1
     reads: ClassVar[type[ScoredRollout]] = ScoredRollout
-    sees_kl_in_reward: ClassVar[bool] = True
+    sees_final_reward: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(self, scored: ScoredRollout) -> Float[Tensor, "rollouts tokens"]:

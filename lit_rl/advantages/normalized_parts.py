@@ -78,7 +78,7 @@ class NormalizedParts(AdvantageEstimator):
     epsilon: float = 1e-6
 
     min_group_size: ClassVar[int] = 2
-    sees_kl_in_reward: ClassVar[bool] = False
+    sees_final_reward: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:

@@ -72,7 +72,7 @@ class ProcessNormalized(AdvantageEstimator):
     epsilon: float = 1e-6
 
     min_group_size: ClassVar[int] = 2
-    sees_kl_in_reward: ClassVar[bool] = False
+    sees_final_reward: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:

@@ -143,10 +143,18 @@ class PolicyGradient(RLModule):
                 f"group_size is {self.group_size}, but {estimator} compares the responses of one "
                 f"prompt: it needs at least {self.advantage.min_group_size}, usually 8"
             )
-        if self.kl.in_reward and self.kl_coef > 0 and not self.advantage.sees_kl_in_reward:
+        if self.advantage.sees_final_reward:
+            return
+        if self.kl.in_reward and self.kl_coef > 0:
             raise ValueError(
                 f"{estimator} does not see a KL that is deducted from the reward; use kl KLInLoss, "
                 "or kl_coef 0"
+            )
+        if self.reward_shaping:
+            raise ValueError(
+                f"{estimator} does not see what reward_shaping does, "
+                f"{[type(shaping).__name__ for shaping in self.reward_shaping]}; leave it out, or "
+                "make it a part of the reward"
             )
 
     @property

@@ -163,6 +163,11 @@ class RLModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """Move the reference, which is no submodule, to the device."""
+        if self.uses_reference and self.reference is None:
+            raise ValueError(
+                "a callback needs the reference, but the models were built without it: give the "
+                "callbacks to the trainer that trains this module first"
+            )
         for reference in self._reference:
             reference.to(self.device)
 

@@ -54,7 +54,7 @@ class KLController(RLCallback, ABC):
                 f"skip_zero_advantages leaves out rows that the KL of {name} would train: set it "
                 "to false"
             )
-        if pl_module.kl.in_reward and not pl_module.advantage.sees_kl_in_reward:
+        if pl_module.kl.in_reward and not pl_module.advantage.sees_final_reward:
             raise ValueError(
                 f"{name} weighs a KL that is deducted from the reward, which "
                 f"{type(pl_module.advantage).__name__} does not see: use kl KLInLoss"

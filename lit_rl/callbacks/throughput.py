@@ -20,8 +20,9 @@ class Throughput(RLCallback):
 
     def __init__(self) -> None:
         self._tokens = 0
+        self._responses = 0
         self._seconds = 0.0
-        self._sampled = 0
+        self._sampled = [0, 0]
         self._start = 0.0
         self._rollout_end = 0.0
 
@@ -30,11 +31,12 @@ class Throughput(RLCallback):
     ) -> None:
         """Start the clock of an iteration."""
         self._start = perf_counter()
-        self._sampled = 0
+        self._sampled = [0, 0]
 
     def on_scored(self, trainer: Trainer, module: Any, scored: ScoredRollout) -> None:
-        """Count the tokens of one round of sampling."""
-        self._sampled += int(scored.mask.sum())
+        """Count the tokens and the responses of one round of sampling."""
+        self._sampled[0] += int(scored.mask.sum())
+        self._sampled[1] += len(scored)
 
     def on_rollout(
         self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
@@ -44,10 +46,12 @@ class Throughput(RLCallback):
 
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
         """Log the times of this iteration and the totals."""
-        tokens = int(sum_over_ranks(torch.tensor(self._sampled, device=module.device)))
+        sampled = sum_over_ranks(torch.tensor(self._sampled, device=module.device))
+        tokens, responses = sampled.tolist()
         end = perf_counter()
         seconds = end - self._start
         self._tokens += tokens
+        self._responses += responses
         self._seconds += seconds
         values = {
             "time/iteration_seconds": seconds,
@@ -55,6 +59,7 @@ class Throughput(RLCallback):
             "time/update_seconds": end - self._rollout_end,
             "throughput/tokens_per_second": tokens / seconds,
             "total/tokens": float(self._tokens),
+            "total/responses": float(self._responses),
             "total/optimizer_steps": float(trainer.global_step),
             "total/seconds": self._seconds,
         }
@@ -62,9 +67,14 @@ class Throughput(RLCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals."""
-        return {"tokens": self._tokens, "seconds": self._seconds}
+        return {
+            "tokens": self._tokens,
+            "responses": self._responses,
+            "seconds": self._seconds,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the totals of a checkpoint."""
         self._tokens = state_dict["tokens"]
+        self._responses = state_dict["responses"]
         self._seconds = state_dict["seconds"]

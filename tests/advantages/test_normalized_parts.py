@@ -98,4 +98,4 @@ def test_an_epsilon_that_is_not_above_zero_is_refused(epsilon):
 
 
 def test_a_kl_in_the_reward_does_not_reach_the_parts():
-    assert not NormalizedParts.sees_kl_in_reward
+    assert not NormalizedParts.sees_final_reward

@@ -71,7 +71,7 @@ def test_a_missing_response_leaves_its_group(make_scored):
 
 
 def test_a_kl_in_the_reward_does_not_reach_the_steps():
-    assert not ProcessNormalized.sees_kl_in_reward
+    assert not ProcessNormalized.sees_final_reward
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1e-6, NAN])

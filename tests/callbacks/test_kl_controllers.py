@@ -222,7 +222,7 @@ def test_rows_that_are_left_out_of_the_updates_are_refused(setup):
 
 def test_an_estimator_that_does_not_see_the_kl_in_the_reward_is_refused(setup):
     class Blind(GroupNormalized):
-        sees_kl_in_reward = False
+        sees_final_reward = False
 
     setup(FixedKL(0.1), kl=KLInReward())
     setup(FixedKL(0.1), kl=KLInLoss(), advantage=Blind())

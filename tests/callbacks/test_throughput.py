@@ -41,6 +41,7 @@ def test_tokens_of_every_round_of_sampling_count(run):
     logged = run(callback, 4.0, 5.0, 6.0, rounds=[(2, 2)])
     assert logged["throughput/tokens_per_second"] == 4 / 2
     assert logged["total/tokens"] == 16
+    assert logged["total/responses"] == 6
 
 
 def test_totals_go_on_after_a_resume(run):
@@ -50,6 +51,7 @@ def test_totals_go_on_after_a_resume(run):
     resumed.load_state_dict(first.state_dict())
     logged = run(resumed, 100.0, 101.0, 103.0)
     assert logged["total/tokens"] == 20
+    assert logged["total/responses"] == 4
     assert logged["total/seconds"] == 7.0
 
 
