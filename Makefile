@@ -29,7 +29,8 @@ demo: setup  ## train a tiny model with GRPO to find the largest of three digits
 
 smollm2: setup  ## train SmolLM2-135M on three-shot addition with GRPO, a few minutes
 	TOKENIZERS_PARALLELISM=false $(BIN)/python train.py fit --config configs/algorithm/grpo.yaml \
-	  --config configs/model/smollm2.yaml --config configs/task/addition_few_shot.yaml $(ARGS)
+	  --config configs/model/smollm2.yaml --config configs/task/addition_few_shot.yaml \
+	  --config configs/update/single.yaml $(ARGS)
 
 test: setup  ## run the fast tests
 	$(TINY) $(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)

@@ -101,7 +101,10 @@ class KLPenalty(ABC):
 class KLInLoss(KLPenalty):
     """The KL of each token is part of the loss, and its gradient pulls towards the reference.
 
-    GRPO, arXiv:2402.03300, equation 4, with k3.
+    GRPO, arXiv:2402.03300, equation 4, with k3. The value of k3 is an estimate of
+    KL(policy || reference); its own gradient is, in expectation, that of KL(reference || policy).
+    k2, and any estimator with `unbiased_gradient`, has the gradient of KL(policy || reference) at
+    each token, the state before it taken as given.
 
     Args:
         estimator: k1 only together with `unbiased_gradient`: its own gradient is the same for any
@@ -159,7 +162,9 @@ class KLInLoss(KLPenalty):
 class KLInReward(KLPenalty):
     """The KL of each token is deducted from its reward, as a number without gradient.
 
-    With k1, as in arXiv:2203.02155, equation 2, the expected sum over a response is its KL.
+    With k1, as in arXiv:2203.02155, equation 2, the expected sum over a response is its KL, and
+    the policy gradient of the deduction is the exact gradient of that KL. k2 and k3 hardly pull
+    near the reference: their expected policy gradient vanishes there to first order.
 
     Args:
         estimator: of the KL of one token.

@@ -143,9 +143,16 @@ class PolicyGradient(RLModule):
                 f"group_size is {self.group_size}, but {estimator} compares the responses of one "
                 f"prompt: it needs at least {self.advantage.min_group_size}, usually 8"
             )
+        kl_in_reward = self.kl.in_reward and self.kl_coef > 0
+        if kl_in_reward and self.sampler_correction and self.old_log_probs.single_update:
+            raise ValueError(
+                f"old_log_probs {type(self.old_log_probs).__name__} would take the KL in the "
+                "reward from the sampler, which sampler_correction says is not the policy; use "
+                "RecomputedLogProbs"
+            )
         if self.advantage.sees_final_reward:
             return
-        if self.kl.in_reward and self.kl_coef > 0:
+        if kl_in_reward:
             raise ValueError(
                 f"{estimator} does not see a KL that is deducted from the reward; use kl KLInLoss, "
                 "or kl_coef 0"

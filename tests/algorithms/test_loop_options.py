@@ -179,6 +179,17 @@ def test_what_an_estimator_does_not_see_is_refused(signal, advantage, settings, 
         signal(advantage=advantage, **settings)
 
 
+def test_a_kl_that_the_sampler_would_tell_is_refused_where_it_is_corrected(signal):
+    with pytest.raises(ValueError, match="take the KL in the reward from the sampler"):
+        signal(
+            kind=Reinforce,
+            advantage=ReturnToGo(),
+            kl=KLInReward(),
+            kl_coef=0.1,
+            sampler_correction=TruncatedImportance("token"),
+        )
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.5])
 def test_a_share_of_tokens_outside_its_range_is_refused(signal, fraction):
     with pytest.raises(ValueError, match="share of the tokens that is trained"):

@@ -23,6 +23,8 @@ SCENARIOS = [
     "ppo_shared_trunk",
     "ppo_stopped",
     "dapo",
+    "trpo",
+    "trpo_penalty",
     "reinforce_plus_plus",
     "reinforce",
     "same_prompt",

@@ -26,7 +26,9 @@ from lit_rl.algorithms import (
     DAPO,
     GRPO,
     PPO,
+    TRPO,
     DrGRPO,
+    PenalizedTRPO,
     PolicyGradient,
     Reinforce,
     ReinforcePlusPlus,
@@ -307,6 +309,19 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
             filter_truncated=False,
             max_rounds=3,
             top_entropy_fraction=0.5,
+        ),
+        "trpo": partial(
+            train,
+            kind=TRPO,
+            max_kl=0.02,
+            cg_iterations=5,  # more of them amplify rounding
+            fisher_one_in=3,
+            entropy_coef=0.01,
+            critic_lr=0.05,
+            gradient_checkpointing=True,
+        ),
+        "trpo_penalty": partial(
+            train, kind=PenalizedTRPO, beta=2.0, target_kl=0.001, critic_lr=0.05
         ),
         "reinforce_plus_plus": partial(train, kind=ReinforcePlusPlus, kl_coef=0.1),
         "reinforce": partial(
