@@ -8,10 +8,10 @@ ARGS ?=
 TINY := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smollm2 test test-slow check format bench clean
+.PHONY: help setup demo smollm2 smollm2-ppo results test test-slow check format bench clean
 
 help:  ## show this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed  ## create .venv and install the package with the tested versions
 
@@ -31,6 +31,14 @@ smollm2: setup  ## train SmolLM2-135M on three-shot addition with GRPO, a few mi
 	TOKENIZERS_PARALLELISM=false $(BIN)/python train.py fit --config configs/algorithm/grpo.yaml \
 	  --config configs/model/smollm2.yaml --config configs/task/addition_few_shot.yaml \
 	  --config configs/update/single.yaml $(ARGS)
+
+smollm2-ppo: setup  ## the same with PPO and a critic, about ten minutes
+	TOKENIZERS_PARALLELISM=false $(BIN)/python train.py fit --config configs/algorithm/ppo.yaml \
+	  --config configs/model/smollm2.yaml --config configs/task/addition_few_shot.yaml \
+	  --config configs/update/smollm2_ppo.yaml $(ARGS)
+
+results: setup  ## train every algorithm on the tiny task and write the table into README.md, about half an hour
+	$(TINY) $(BIN)/python benchmarks/results.py $(ARGS)
 
 test: setup  ## run the fast tests
 	$(TINY) $(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
