@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ ALGORITHMS = {
     for name, kind in vars(lit_rl.algorithms).items()
     if inspect.isclass(kind) and issubclass(kind, PolicyGradient)
 }
+# They have no configuration of their own: a section names that of an algorithm.
+LOOPS = {"PolicyGradient", "ActorCritic"}
 CHOICES = (lit_rl.advantages, lit_rl.policy_losses, lit_rl.sampler_corrections)
 
 
@@ -77,9 +80,8 @@ def test_section_links_to_the_source_and_the_configuration_of_its_class(name):
     assert Path(inspect.getfile(ALGORITHMS[name])) in links
     (config, *_) = [link for link in links if link.suffix == ".yaml"]
     class_path = yaml.safe_load(config.read_text())["model"]["class_path"]
-    # The loops have no configuration of their own.
     used = getattr(lit_rl.algorithms, class_path.rpartition(".")[2])
-    assert used is ALGORITHMS[name] or name in ("PolicyGradient", "ActorCritic")
+    assert used is ALGORITHMS[name] or name in LOOPS
     assert issubclass(used, ALGORITHMS[name])
 
 
@@ -107,6 +109,30 @@ def test_defaults_of_the_options_are_those_of_their_classes():
         class_name, field = path.split(".")
         (kind,) = {getattr(m, class_name) for m in CHOICES if hasattr(m, class_name)}
         assert says(default(kind, field), cell), path
+
+
+def settings_of(choices, path=""):
+    """The settings of a configuration by their paths; a class stands for itself."""
+    for name, value in choices.items():
+        if isinstance(value, dict):
+            yield path + name, value["class_path"].rpartition(".")[2]
+            yield from settings_of(value["init_args"], path=f"{path}{name}.")
+        else:
+            yield path + name, value.rpartition(".")[2] if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - LOOPS))
+def test_what_a_configuration_sets_beside_the_defaults_is_said(name):
+    config = re.search(r"\((\.\.\S+\.yaml)\)", SECTIONS[name])[1]
+    choices = yaml.safe_load((PAGE.parent / config).read_text())["model"]["init_args"]
+    for path, value in settings_of(choices):
+        argument, *attributes = path.split(".")
+        usual = default(ALGORITHMS[name], argument)
+        for attribute in attributes:
+            usual = getattr(usual, attribute, value)
+        if value not in (usual, type(usual).__name__):
+            said = value if isinstance(value, str) else json.dumps(value)
+            assert f"`{path}` {said}" in " ".join(SECTIONS[name].split())
 
 
 @pytest.mark.parametrize(
