@@ -380,8 +380,8 @@ class PolicyGradient(RLModule):
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             while self.scheduler.last_epoch < self.iteration * self.steps_per_iteration:
                 self.scheduler.step()
-        bounded_by_steps = self.trainer.max_steps != -1 and self.planned_iterations is not None
-        if bounded_by_steps and self.iteration >= self.planned_iterations:
+        planned = self.planned_iterations
+        if self.trainer.max_steps != -1 and planned is not None and self.iteration >= planned:
             self.trainer.should_stop = True
 
     def norms_and_rates(self, updates: list[Update]) -> dict[str, float]:

@@ -88,9 +88,7 @@ class Critic(nn.Module):
         columns = torch.arange(1, num_tokens + 1, device=mask.device)
         end = (mask * columns).amax(dim=1, keepdim=True)
         before = response_hidden(states[..., None], num_tokens)[..., 0]
-        return Values(
-            values=torch.where(mask, before, 0.0), end_values=states.gather(1, end)[:, 0]
-        )
+        return Values(values=torch.where(mask, before, 0.0), end_values=states.gather(1, end)[:, 0])
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute the backbone's activations in the backward pass of training mode."""
@@ -117,7 +115,8 @@ class PolicyBackbone(CriticSource):
 
     def critic(self, policy: Policy, tokenizer: Tokenizer) -> Critic:
         """Return a critic that shares no tensor with the policy."""
-        backbone = copy.deepcopy(policy.model.base_model).requires_grad_(True)
+        backbone = copy.deepcopy(policy.base_model)
+        backbone.requires_grad_(True)
         return Critic(policy.hidden_size, backbone)
 
 

@@ -22,7 +22,7 @@ def hidden_states(
         mask: True where a token is attended to; positions count these tokens only.
     """
     inputs = {"input_ids": ids, "attention_mask": mask.long()}
-    if _takes_position_ids(type(base_model)):
+    if _takes_position_ids(type(base_model)):  # type: ignore[arg-type]
         inputs["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
     output: Tensor = base_model(**inputs, use_cache=False).last_hidden_state
     return output

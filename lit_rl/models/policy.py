@@ -131,7 +131,7 @@ class Policy(nn.Module):
             ids: token ids of prompt and response.
             mask: True where a token is attended to; positions count these tokens only.
         """
-        return hidden_states(self.model.base_model, ids, mask)
+        return hidden_states(self.base_model, ids, mask)
 
     def head(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of hidden states, as the architecture makes them."""
@@ -163,6 +163,12 @@ class Policy(nn.Module):
                 f"config names: they differ by {difference:.3g}. lit_rl cannot train this "
                 "architecture; Llama, Qwen, Gemma, GPT-2, Cohere and Granite are among those it can"
             )
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        """The model without its head."""
+        base: PreTrainedModel = self.model.base_model  # type: ignore[assignment]
+        return base
 
     @property
     def hidden_size(self) -> int:
