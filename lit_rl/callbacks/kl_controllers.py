@@ -61,16 +61,7 @@ class KLController(RLCallback, ABC):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Set the weight of the first iteration, or of the one that a resumed run goes on with.
-
-        Raises:
-            ValueError: if the algorithm has no reference: its KL would silently be nothing.
-        """
-        if pl_module.reference is None:
-            raise ValueError(
-                f"{type(self).__name__} weighs the KL to a reference, but the models were built "
-                "before it was known that there is one: give this run a new module"
-            )
+        """Set the weight of the first iteration, or of the one that a resumed run goes on with."""
         pl_module.kl_coef = self.coefficient(pl_module.iteration)
 
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:

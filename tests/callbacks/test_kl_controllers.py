@@ -135,7 +135,7 @@ def test_schedules_by_hand():
 
 def test_the_weight_holds_from_the_first_iteration_and_from_the_one_of_a_resume(make, trainer):
     for iteration, expected in ((0, 0.5), (1, 0.25), (7, 0.0)):
-        module = make.module(kl_coef=9.0, reference=object())
+        module = make.module(kl_coef=9.0)
         module.iteration = iteration
         LinearKL(initial=0.5, final=0.0, num_iterations=2).on_train_start(trainer, module)
         assert module.kl_coef == expected
@@ -144,7 +144,7 @@ def test_the_weight_holds_from_the_first_iteration_and_from_the_one_of_a_resume(
 def test_a_checkpoint_restores_the_adaptive_weight(make, trainer, run):
     first = adaptive()
     (saved,) = run(first, tokens(make, 256, 12.0))
-    resumed, module = adaptive(), make.module(reference=object())
+    resumed, module = adaptive(), make.module()
     resumed.load_state_dict(first.state_dict())
     resumed.on_train_start(trainer, module)
     assert module.kl_coef == saved != 0.2
