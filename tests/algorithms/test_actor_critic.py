@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from lit_rl.advantages import GAE
+from lit_rl.aggregations import SequenceMean, TokenMean
 from lit_rl.algorithms import GRPO, PPO
 from lit_rl.callbacks import RLCallback
-from lit_rl.kl_penalties import KLInReward
+from lit_rl.generation import SamplingSettings
 from lit_rl.models import PolicyBackbone, SharedTrunk
 from lit_rl.rewards import PythonFunction
 from lit_rl.value_losses import ClippedSquaredError
 
+END_ID = 2
 KINDS = pytest.mark.parametrize("critic", [PolicyBackbone(), SharedTrunk()], ids=["own", "shared"])
 
 
@@ -70,6 +72,18 @@ def test_actor_and_critic_both_move(ppo, fit, critic):
     assert second.old_values[second.mask].ne(0).all()
     # Without a critic that knows anything, the targets are the returns to go.
     torch.testing.assert_close(first.returns, first.advantages)
+
+
+@KINDS
+def test_every_weight_of_the_critic_is_trained(ppo, fit, critic):
+    """The head with the first update; what is below it once the head is no longer zero."""
+    module = ppo(critic=critic)
+    module.configure_model()
+    before = {name: p.detach().clone() for name, p in module.critic.named_parameters()}
+    assert len(before) == (2 if critic == SharedTrunk() else 13)
+    fit(module, iterations=2)
+    for name, parameter in module.critic.named_parameters():
+        assert (parameter - before[name]).abs().max() > 1e-5, name
 
 
 def test_the_critic_learns_what_responses_earn(ppo, fit):
@@ -130,6 +144,42 @@ def test_micro_batches_change_neither_actor_nor_critic(ppo, fit, critic):
         results.append(torch.cat([flat(module.policy), flat(module.critic)]))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=2e-6)
     torch.testing.assert_close(results[2], results[0], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("aggregation", [TokenMean(), SequenceMean()])
+def test_the_loss_of_each_update_by_hand(ppo, fit, aggregation):
+    """Of the policy, plus a quarter of the critic's, clipped around the values of the rollout.
+
+    The KL is deducted from the reward, so the loss has none.
+    """
+    module = ppo(
+        aggregation=aggregation,
+        value_loss=ClippedSquaredError(clip=0.05),
+        value_coef=0.25,
+        update_epochs=3,
+        kl_coef=0.5,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )
+    module.configure_model()
+    move(module.policy)
+    recorder = Recorder()
+    fit(module, iterations=2, callbacks=[recorder])
+    clip_binds = []
+    for update in recorder.updates:
+        ((part, output),) = update.micro_batches
+        ratio, advantage = (output.log_probs - part.old_log_probs).exp(), part.advantages
+        actor = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        moved = (output.values - part.old_values).clamp(-0.05, 0.05)
+        errors = [(v - part.returns) ** 2 for v in (output.values, part.old_values + moved)]
+        clip_binds.append(((errors[1] > errors[0]) & part.mask).any().item())
+        per_token = (actor + 0.25 * 0.5 * torch.maximum(*errors)) * part.mask
+        lengths = part.mask.sum(1)
+        if aggregation == TokenMean():
+            expected = per_token.sum() / lengths.sum()
+        else:
+            expected = (per_token.sum(1) / lengths).mean()
+        torch.testing.assert_close(update.loss, expected)
+    assert clip_binds == [False, True, True] * 2
 
 
 def test_groups_have_their_own_rate_decay_and_norm(ppo, fit):
@@ -201,19 +251,43 @@ def test_the_schedule_of_the_actor_begins_behind_the_warm_up(ppo, fit):
     assert critic == pytest.approx([0.0904508, 0.0654508, 0.0345492, 0.00954915, 0.0], abs=1e-6)
 
 
-def test_kl_in_the_reward_is_deducted_from_the_token_that_has_it(ppo, fit):
-    """Without reward and critic, with lambda 1, an advantage is minus the KL from there on."""
+def test_a_reward_is_earned_at_the_last_token_that_was_sampled(ppo, fit):
+    """With values of 0 and lambda 1 an advantage is 0.9 to the power of the tokens still to come.
+
+    An end token is the last one where there is one, else the last token before the limit.
+    """
+    recorder = Recorder()
     module = ppo(
-        reward=PythonFunction(nothing),
-        advantage=GAE(lam=1.0, whiten=False),
-        kl=KLInReward(),
-        kl_coef=0.5,
+        reward=PythonFunction(lambda responses: [2.0] * len(responses)),
+        advantage=GAE(gamma=0.9, lam=1.0, whiten=False),
+        group_size=16,
+        sampling=SamplingSettings(max_new_tokens=5),
     )
-    module.configure_model()
+    fit(module, iterations=1, callbacks=[recorder])
+    (experience,) = recorder.experiences
+    lengths = experience.mask.sum(1)
+    ends = experience.response_ids.eq(END_ID).any(1)
+    assert len(lengths[ends].unique()) > 2
+    assert lengths[~ends].unique().tolist() == [5]
+    still_to_come = lengths[:, None] - 1 - torch.arange(5)
+    expected = torch.where(still_to_come >= 0, 2.0 * 0.9**still_to_come, 0.0)
+    torch.testing.assert_close(experience.advantages, expected)
+    torch.testing.assert_close(experience.returns, expected)
+
+
+def move(policy):
+    """Take the policy away from its reference."""
     with torch.no_grad():
-        for number, parameter in enumerate(module.policy.parameters()):
+        for number, parameter in enumerate(policy.parameters()):
             generator = torch.Generator().manual_seed(number)
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_kl_in_the_reward_is_deducted_from_the_token_that_has_it(ppo, fit):
+    """Without reward and critic, with lambda 1, an advantage is minus the KL from there on."""
+    module = ppo(reward=PythonFunction(nothing), advantage=GAE(lam=1.0, whiten=False), kl_coef=0.5)
+    module.configure_model()
+    move(module.policy)
     recorder = Recorder()
     fit(module, iterations=1, callbacks=[recorder])
     (experience,) = recorder.experiences
