@@ -44,6 +44,13 @@ def test_what_stands_at_padding_changes_no_advantage(anything):
     close(result, torch.tensor([[0.95, 1.0, 0.0]]))
 
 
+@pytest.mark.parametrize("anything", [100.0, NAN, INF])
+def test_what_stands_at_padding_changes_no_target(anything, make_valued):
+    rows = [[0.0, 1.0, anything], [0.0, 0.0, 0.0]]
+    valued = make_valued(rows, [[0.0, 0.0, anything], [0.0] * 3], lengths=[2, 3])
+    close(raw().returns(valued)[0], torch.tensor([0.95, 1.0, 0.0]))
+
+
 def test_the_reward_of_the_last_token_reaches_the_first_one_discounted():
     result = one_row([0.0, 0.0, 1.0, 0.0, 0.0], [0.0] * 5, 0.9, 1.0, [True] * 3 + [False] * 2)
     close(result, torch.tensor([[0.81, 0.9, 1.0, 0.0, 0.0]]))

@@ -1,12 +1,13 @@
 """The loop does what its settings say: laws that hold between runs, and numbers by hand."""
 
 from functools import partial
+from itertools import combinations
 
 import pytest
 import torch
 
 from lit_rl.advantages import GroupCentered
-from lit_rl.aggregations import SequenceMean, SequenceSum, TokenMean, TokenSum
+from lit_rl.aggregations import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
 from lit_rl.algorithms import (
     GRPO,
     CurrentLogProbs,
@@ -21,6 +22,7 @@ from lit_rl.kl_penalties import KLInLoss, KLInReward
 from lit_rl.policy_losses import ClippedSurrogate
 from lit_rl.rewards import PythonFunction
 
+AGGREGATIONS = [TokenMean(), SequenceMean(), SequenceSum(), FixedLength(8), TokenSum()]
 GPT2 = {
     "model_type": "gpt2",
     "n_embd": 16,
@@ -80,25 +82,34 @@ def signal(algorithm):
     return partial(algorithm, reward=PythonFunction(num_fives))
 
 
-def test_one_optimizer_step_per_minibatch_and_hooks_in_order(signal, fit):
-    """2 iterations x 2 epochs x 3 minibatches = 12 optimizer steps; global_step counts them."""
+@pytest.mark.parametrize("micro_batch_tokens", [10_000, 24])
+def test_one_optimizer_step_per_minibatch_and_hooks_in_order(signal, fit, micro_batch_tokens):
+    """2 iterations x 2 epochs x 3 minibatches = 12 optimizer steps; global_step counts them.
+
+    However many micro-batches a minibatch of 8 rows has: with 24 tokens they have 3 rows or fewer.
+    """
     recorder = Recorder()
-    trainer = fit(signal(update_epochs=2, num_minibatches=3), callbacks=[recorder])
+    settings = {"update_epochs": 2, "num_minibatches": 3, "micro_batch_tokens": micro_batch_tokens}
+    trainer = fit(signal(**settings), callbacks=[recorder])
     assert trainer.global_step == 12
+    counts = [len(update.micro_batches) for update in recorder.updates]
+    assert min(counts) >= 3 if micro_batch_tokens == 24 else set(counts) == {1}
     assert recorder.events == (["rollout"] + ["minibatch"] * 6 + ["end"]) * 2
     assert [update.index for update in recorder.updates] == [*range(6)] * 2
 
 
-def test_later_updates_see_changed_weights(signal, fit):
+@pytest.mark.parametrize("micro_batch_tokens", [10_000, 24])
+def test_later_updates_see_changed_weights(signal, fit, micro_batch_tokens):
     """The first update of an iteration has ratio 1; the second epoch reuses a moved policy."""
     recorder = Recorder()
-    fit(signal(update_epochs=2), iterations=1, callbacks=[recorder])
+    module = signal(update_epochs=2, micro_batch_tokens=micro_batch_tokens)
+    fit(module, iterations=1, callbacks=[recorder])
     first, second = recorder.updates
     assert log_ratios(first).abs().max() < 1e-6
     assert log_ratios(second).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("aggregation", [TokenMean(), SequenceMean(), SequenceSum(), TokenSum()])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_micro_batches_change_no_result(signal, fit, weights, aggregation):
     results = []
     for tokens in (1, 24, 10_000):
@@ -118,13 +129,12 @@ def test_micro_batches_change_no_result(signal, fit, weights, aggregation):
 def test_aggregations_train_differently(signal, fit, weights):
     """Each choice reaches the loss."""
     results = []
-    for aggregation in (TokenMean(), SequenceMean(), SequenceSum(), TokenSum()):
+    for aggregation in AGGREGATIONS:
         module = signal(aggregation=aggregation, max_grad_norm=None)
         fit(module, iterations=1)
         results.append(weights(module))
-    for i in range(4):
-        for j in range(i):
-            assert (results[i] - results[j]).abs().max() > 1e-4
+    for first, second in combinations(results, 2):
+        assert (first - second).abs().max() > 1e-4
 
 
 def test_rows_without_advantage_can_be_skipped_without_changing_the_weights(

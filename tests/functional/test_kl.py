@@ -59,6 +59,16 @@ def test_k3_of_a_token_that_the_reference_hardly_knows_is_the_log_ratio_minus_on
     assert value_and_gradient(kl_k3, -1.0, -120.0, torch.float32) == (118.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("difference", "value"),
+    # exp(10) - 10 - 1 and exp(20) - 20 - 1; behind 20 the slope of exp(20) - 1 goes on for 99 nats.
+    [(10.0, 22015.46579), (20.0, 485165174.41), (119.0, 485165174.41 + 99 * 485165194.41)],
+)
+def test_k3_of_a_token_that_the_policy_hardly_knows(difference, value):
+    result = value_and_gradient(kl_k3, -1.0 - difference, -1.0)[0]
+    assert result == pytest.approx(value, rel=1e-9)
+
+
 @pytest.mark.parametrize("difference", [-119.0, -5.0, -1.0, 1.0, 5.0, 19.0])
 def test_the_gradient_of_k3_is_exact_in_float32(difference):
     gradient = value_and_gradient(kl_k3, 0.0, difference, torch.float32)[1]

@@ -36,7 +36,14 @@ def test_a_row_ends_at_its_first_end_token():
 def test_every_end_id_ends_a_row_and_leaves_the_text():
     record, texts = ends([[A, NEWLINE, B], [A, B, END]], end_ids=(END, NEWLINE))
     assert record.lengths.tolist() == [2, 3]
+    assert record.finished.tolist() == [True, True]
     assert texts == ("a", "ab")
+
+
+def test_a_row_of_full_width_is_finished_by_its_end_token_alone():
+    record, _ = ends([[A, B, END], [A, B, C]])
+    assert record.lengths.tolist() == [3, 3]
+    assert record.finished.tolist() == [True, False]
 
 
 def test_the_token_that_completes_a_stop_string_is_the_last():
