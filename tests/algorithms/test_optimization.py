@@ -1,10 +1,15 @@
-"""Clipping, and the settings that a checkpoint may not change."""
+"""Clipping, the settings that a checkpoint may not change, and trainers that are refused."""
 
+from unittest.mock import MagicMock
+
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.algorithms.optimization import (
+    check_trainer,
     clip_grad_norms,
     hyperparameters,
     restore_hyperparameters,
@@ -62,3 +67,13 @@ def test_configured_settings_hold_over_loaded_ones_at_the_loaded_position():
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("kind", [DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy])
+def test_strategies_that_shard_weights_are_refused_with_those_that_work(kind):
+    """Not constructed: that would need their packages."""
+    trainer = MagicMock(spec=L.Trainer)
+    trainer.strategy, trainer.precision = kind.__new__(kind), "32-true"
+    message = rf"trainer.strategy {kind.__name__} is not supported: .* auto \(one device\) or ddp"
+    with pytest.raises(ValueError, match=message):
+        check_trainer(trainer)

@@ -330,6 +330,21 @@ def test_every_submodule_gets_its_mode_back(policy, generate, prompts_of):
     assert {name: module.training for name, module in policy.named_modules()} == before
 
 
+@pytest.mark.filterwarnings("ignore:weights in bfloat16")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_hundred_rollouts_leave_the_weights_bit_for_bit(source, generate, prompts_of, dtype):
+    policy = Policy(replace(source, dtype=dtype).model(0))
+    policy.train()
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    three = replace(TEN, max_new_tokens=3)
+    rollouts = [generate(policy, prompts_of(ROWS), three, seed=(n,)) for n in range(100)]
+    assert len({rollout.responses for rollout in rollouts}) > 90
+    assert policy.state_dict().keys() == before.keys()
+    for name, tensor in policy.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.dtype == before[name].dtype
+
+
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_rollouts_may_be_used_in_a_loss(policy, generate, prompts_of, context):
     with context():
