@@ -20,7 +20,8 @@ def check_trainer(trainer: L.Trainer) -> None:
     Raises:
         ValueError: for a strategy or precision that is not supported, with one that is.
     """
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+    # Lightning derives DeepSpeed's strategy from that of DDP.
+    if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
         raise ValueError(
             f"trainer.strategy {type(trainer.strategy).__name__} is not supported: gradients and "
             "generation need its own adapter. Use --trainer.strategy auto (one device) or ddp"
