@@ -14,6 +14,21 @@ from lit_rl.models.export import remember_dropout
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def warn_of_vanishing_updates(dtype: str) -> None:
+    """Warn where weights that are to be trained are in a format that loses small updates.
+
+    Args:
+        dtype: number format of the weights, one of `DTYPES`.
+    """
+    if dtype == "bfloat16":
+        warnings.warn(
+            "weights in bfloat16: near 1.0 they are 0.0078 apart, so that most AdamW updates "
+            "at a small learning rate vanish in rounding. To train them, use dtype: float32 "
+            "with trainer.precision: bf16-mixed",
+            stacklevel=3,
+        )
+
+
 def context_limit(config: PretrainedConfig) -> int | None:
     """Return the number of positions that a model of `config` has; None: any."""
     limit: int | None = getattr(
@@ -72,13 +87,7 @@ class CausalLMSource(ABC):
         Returns:
             The model, equal for equal seeds.
         """
-        if self.dtype == "bfloat16":
-            warnings.warn(
-                "weights in bfloat16: near 1.0 they are 0.0078 apart, so that most AdamW updates "
-                "at a small learning rate vanish in rounding. To train them, use dtype: float32 "
-                "with trainer.precision: bf16-mixed",
-                stacklevel=2,
-            )
+        warn_of_vanishing_updates(self.dtype)
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs too
             config = self.load_config()

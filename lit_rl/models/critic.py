@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from lit_rl.functional import response_hidden
-from lit_rl.models.base import DTYPES
+from lit_rl.models.base import DTYPES, warn_of_vanishing_updates
 from lit_rl.models.checkpointing import enable_gradient_checkpointing
 from lit_rl.models.dropout import switch_off_dropout
 from lit_rl.models.hidden_states import hidden_states
@@ -137,7 +137,8 @@ class PretrainedBackbone(CriticSource):
         name: name on the Hugging Face hub, or path of a folder; its vocabulary must be that of the
             policy. Whatever head it has is replaced.
         revision: branch, tag or commit on the hub; None: its main branch.
-        dtype: number format of the weights, "float32" or "bfloat16".
+        dtype: number format of the weights: "float32", or "bfloat16" at half the memory, in which
+            small updates vanish (a warning says so).
         dropout: False builds the backbone with all its dropout probabilities at 0.
     """
 
@@ -185,5 +186,6 @@ class PretrainedBackbone(CriticSource):
                 f"the checkpoint {self.name!r} lacks {len(report['missing_keys'])} weights of its "
                 f"backbone, such as {min(report['missing_keys'])}; they would stay random"
             )
+        warn_of_vanishing_updates(self.dtype)
         size = config.get_text_config(decoder=True).hidden_size
         return Critic(size, backbone.train())

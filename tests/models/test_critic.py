@@ -163,6 +163,15 @@ def test_the_backbone_of_an_exported_policy_is_read(policy, source, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+def test_a_backbone_in_bfloat16_warns_that_updates_vanish(policy, source, tmp_path):
+    save_pretrained(policy.model, source.tokenizer(), tmp_path)
+    backbone = PretrainedBackbone(str(tmp_path), dtype="bfloat16")
+    with pytest.warns(UserWarning, match=r"vanish.*float32 with trainer.precision: bf16-mixed"):
+        critic = backbone.critic(policy, source.tokenizer())
+    assert {parameter.dtype for parameter in critic.backbone.parameters()} == {torch.bfloat16}
+    assert critic.head.weight.dtype == torch.float32
+
+
 def test_the_backbone_of_a_reward_model_is_read_without_its_head(policy, source, tmp_path):
     config = copy.deepcopy(policy.model.config)
     model = LlamaForSequenceClassification(
