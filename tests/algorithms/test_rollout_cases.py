@@ -9,10 +9,11 @@ import torch
 from datasets import Dataset
 from lightning.pytorch.loggers import CSVLogger
 
+from lit_rl.algorithms import GRPO, PPO
 from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback
 from lit_rl.functional import kl_k3
 from lit_rl.generation import SamplingSettings
-from lit_rl.models import RandomCausalLM
+from lit_rl.models import PolicyBackbone, RandomCausalLM, SharedTrunk
 from lit_rl.rewards import PythonFunction
 from lit_rl.tasks import Task
 
@@ -244,6 +245,55 @@ def test_held_out_prompts_are_measured_at_the_iterations_asked_for(algorithm, fi
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows if row["val/greedy_accuracy"]] == ["5", "10"]
     assert [row["step"] for row in rows if row["loss"]] == [str(n) for n in range(1, 11)]
+
+
+class PartlyFrozen(RandomCausalLM):
+    """Embeddings and the lower of two layers are not trained."""
+
+    def load_model(self, config):
+        model = super().load_model(config)
+        model.model.embed_tokens.requires_grad_(False)
+        model.model.layers[0].requires_grad_(False)
+        return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (GRPO, {"kl_coef": 0.1}),
+        (PPO, {"critic": PolicyBackbone()}),
+        (PPO, {"critic": SharedTrunk()}),
+    ],
+    ids=["without critic", "own critic", "shared critic"],
+)
+def test_checkpointing_above_frozen_layers_trains_what_is_not_frozen(
+    algorithm, fit, source, kind, settings
+):
+    """What a layer reads has no gradient there, yet all weights that are not frozen get theirs."""
+    partly_frozen = PartlyFrozen(
+        alphabet="0123456789>", config={**source().config, "num_hidden_layers": 2}
+    )
+    results = []
+    for checkpointing in (False, True):
+        module = algorithm(
+            kind=kind,
+            source=partly_frozen,
+            reward=PythonFunction(first_of_four),
+            gradient_checkpointing=checkpointing,
+            update_epochs=2,
+            **settings,
+        )
+        fit(module, iterations=2)
+        results.append(dict(module.named_parameters()))
+    plain, checkpointed = results
+    torch.testing.assert_close(checkpointed, plain, rtol=0, atol=1e-6)
+    frozen, initial = 0, dict(partly_frozen.model(module.seed).named_parameters())
+    for name, before in initial.items():
+        after = checkpointed[f"policy.model.{name}"]
+        frozen += not before.requires_grad
+        assert after.requires_grad == before.requires_grad
+        assert torch.equal(after, before) != before.requires_grad, name
+    assert frozen == 10  # the embeddings and nine tensors of a layer
 
 
 @pytest.mark.filterwarnings("ignore:weights in bfloat16")
