@@ -235,7 +235,9 @@ def last_checkpoint(root: Path, algorithm: str) -> Path:
     Raises:
         ValueError: if there is none.
     """
-    found = list(root.glob(f"*-{algorithm}*/checkpoints/last.ckpt"))
+    own_runs = re.compile(rf"-{re.escape(algorithm)}(-\d+)?$")  # as `new_folder` names them
+    checkpoints = root.glob(f"*-{algorithm}*/checkpoints/last.ckpt")
+    found = [path for path in checkpoints if own_runs.search(path.parents[1].name)]
     if not found:
         raise ValueError(
             f"--ckpt_path last: no run of {algorithm} below {root} has checkpoints/last.ckpt; "

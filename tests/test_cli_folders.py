@@ -38,6 +38,12 @@ def test_the_newest_checkpoint_is_meant_whatever_its_folder_is_called(tmp_path, 
     newest = checkpoint("1-grpo", time=300)
     checkpoint("2-grpo", time=200)
     checkpoint("4-drgrpo", time=400)
+    checkpoint("5-grponext", time=400)  # as REINFORCE++ is of REINFORCE
+    assert last_checkpoint(tmp_path, "grpo") == newest
+
+
+def test_a_folder_that_was_counted_is_one_of_the_algorithm(tmp_path, checkpoint):
+    newest = checkpoint("2026-01-01_00-00-00-grpo-2", time=100)
     assert last_checkpoint(tmp_path, "grpo") == newest
 
 
