@@ -94,6 +94,11 @@ class ActorCritic(PolicyGradient):
                 "algorithms without a critic"
             )
 
+    @property
+    def trains_policy(self) -> bool:
+        """Whether the warm-up of the critic is over."""
+        return self.iteration >= self.critic_warmup
+
     def configure_model(self) -> None:
         """Build the policy and the critic."""
         super().configure_model()
@@ -198,7 +203,7 @@ class ActorCritic(PolicyGradient):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Let the actor rest while the critic alone is trained."""
-        if self.iteration < self.critic_warmup:
+        if not self.trains_policy:
             (actor,) = (g for g in self.raw_optimizer.param_groups if g["name"] == "actor")
             for parameter in actor["params"]:
                 parameter.grad = None

@@ -26,7 +26,7 @@ LARGEST_CHANGE = 1024.0
 def adapted_beta(beta: float, kl: float, target_kl: float) -> float:
     """Beta / 2 if kl < target_kl / 1.5; 2 * beta if kl > 1.5 * target_kl; else beta.
 
-    PPO, arXiv:1707.06347, section 4.
+    PPO, arXiv:1707.06347, section 4. A KL that is unknown (NaN) leaves beta as it is.
 
     Args:
         beta: weight of the penalty.
@@ -65,7 +65,8 @@ class PenalizedTRPO(ActorCritic):
         target_kl: the KL(old || new) of an iteration that beta is steered to, in nats per token:
             after the updates the KL is measured by a pass over the rollout and beta is halved or
             doubled, see `adapted_beta`. It stays within a factor of 1024 of its start, so that a
-            spell without any reward does not switch the penalty off. None: beta stays.
+            spell without any reward does not switch the penalty off, and stays as it is while the
+            critic warms up. None: beta stays.
         update_epochs: passes over the rollouts of an iteration.
         loop: the arguments of `ActorCritic`.
 
@@ -125,19 +126,23 @@ class PenalizedTRPO(ActorCritic):
         values = {"old_policy_kl_coef": self.beta}
         if self.target_kl is not None:
             values["old_policy_kl"] = self.measured_kl(self._rollout)
-            beta = adapted_beta(self.beta, values["old_policy_kl"], self.target_kl)
-            least, most = self.initial_beta / LARGEST_CHANGE, self.initial_beta * LARGEST_CHANGE
-            self.beta = min(max(beta, least), most)
+            if self.trains_policy:
+                beta = adapted_beta(self.beta, values["old_policy_kl"], self.target_kl)
+                least, most = self.initial_beta / LARGEST_CHANGE, self.initial_beta * LARGEST_CHANGE
+                self.beta = min(max(beta, least), most)
         del self._rollout
         self.log_dict(values)
         super().finish(updates)
 
     def measured_kl(self, experience: Experience) -> float:
-        """Return the mean KL(old || policy) per token of a rollout, over all ranks, in nats."""
+        """Return the mean KL(old || policy) per token of a rollout, over all ranks, in nats.
+
+        NaN where no token counts.
+        """
         log_probs = self.output_under(self.policy, experience).log_probs
         total = masked_sum(kl_from_old(log_probs, experience), experience.mask)
         kl, tokens = sum_over_ranks(torch.stack([total, experience.mask.sum().to(total)]))
-        return float(kl / tokens.clamp(min=1))
+        return float(kl / tokens)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store beta."""

@@ -170,6 +170,11 @@ class PolicyGradient(RLModule):
         return self.update_epochs * self.num_minibatches
 
     @property
+    def trains_policy(self) -> bool:
+        """Whether the updates of the iteration under way move the policy."""
+        return True
+
+    @property
     def uses_reference(self) -> bool:
         """Whether a KL term, or a callback, needs the frozen reference."""
         return self.kl_coef > 0 or any(

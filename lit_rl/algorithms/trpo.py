@@ -195,7 +195,7 @@ class TRPO(ActorCritic):
         """Take one optimizer step of the critic, and in the first epoch the step of the policy."""
         update = super().update(experience, rows, index)
         step = None
-        if self.iteration >= self.critic_warmup and index < self.num_minibatches:
+        if self.trains_policy and index < self.num_minibatches:
             step = self.policy_step(experience, rows, self.fisher_rows(index))
         return TrustRegionUpdate(**vars(update), policy_step=step)
 

@@ -51,7 +51,8 @@ class EntropyController(RLCallback):
 
     The coefficient of the next iteration is `adaptive_entropy_coef` of this one; the first is the
     algorithm's own `entropy_coef`. The entropy is the metric `policy/entropy`: over the tokens of
-    all updates of the iteration, on all ranks. A checkpoint holds the coefficient.
+    all updates of the iteration, on all ranks. While a critic warms up, so that the policy cannot
+    follow, the coefficient stays. A checkpoint holds it.
 
     Args:
         target: the entropy to hold, in nats per token, above 0.
@@ -76,6 +77,7 @@ class EntropyController(RLCallback):
         self.minimum = minimum
         self.maximum = maximum
         self._coefficient: float | None = None
+        self._policy_moves = True
         self._statistics: Statistics
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
@@ -108,6 +110,7 @@ class EntropyController(RLCallback):
         self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
     ) -> None:
         """Begin to measure."""
+        self._policy_moves = module.trains_policy
         self._statistics = Statistics(("entropy",), experience.mask.device)
 
     def on_minibatch(self, trainer: Trainer, module: Any, update: Update) -> None:
@@ -117,6 +120,8 @@ class EntropyController(RLCallback):
 
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
         """Set the coefficient of the next iteration."""
+        if not self._policy_moves:
+            return
         self._coefficient = module.entropy_coef = adaptive_entropy_coef(
             module.entropy_coef,
             self._statistics.compute()["entropy"].mean,

@@ -195,8 +195,8 @@ class AdaptiveKL(KLController):
 
     The weight of the next iteration is `adaptive_kl_coef` of this one. The KL is that of the policy
     that drew the responses, by k1: the sum of log_probs - ref_log_probs over the tokens that count,
-    divided by the number of those tokens or of the responses they stand in, on all ranks. A
-    checkpoint holds the weight.
+    divided by the number of those tokens or of the responses they stand in, on all ranks. While a
+    critic warms up, so that the policy cannot follow, the weight stays. A checkpoint holds it.
 
     Args:
         initial: the weight in the first iteration, above 0: 0 would stay 0.
@@ -223,6 +223,7 @@ class AdaptiveKL(KLController):
         self._coefficient = initial
         self._kl = math.nan
         self._num_responses = 0
+        self._policy_moves = True
 
     def coefficient(self, iteration: int) -> float:
         """Return the weight of the KL in the next iteration, whichever that is."""
@@ -233,6 +234,7 @@ class AdaptiveKL(KLController):
     ) -> None:
         """Measure the KL of the policy that drew the responses."""
         assert experience.ref_log_probs is not None
+        self._policy_moves = module.trains_policy
         mask, log_probs = experience.mask, experience.old_log_probs
         log_probs = experience.sampler_log_probs if log_probs is None else log_probs
         kl = kl_k1(log_probs[mask], experience.ref_log_probs[mask])
@@ -244,13 +246,14 @@ class AdaptiveKL(KLController):
 
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
         """Move the weight, and set it for the next iteration."""
-        self._coefficient = adaptive_kl_coef(
-            self._coefficient,
-            self._kl,
-            target=self.target,
-            num_responses=self._num_responses,
-            horizon=self.horizon,
-        )
+        if self._policy_moves:
+            self._coefficient = adaptive_kl_coef(
+                self._coefficient,
+                self._kl,
+                target=self.target,
+                num_responses=self._num_responses,
+                horizon=self.horizon,
+            )
         super().on_iteration_end(trainer, module)
 
     def state_dict(self) -> dict[str, Any]:

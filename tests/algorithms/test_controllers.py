@@ -151,6 +151,21 @@ def test_a_resumed_run_goes_on_with_the_adaptive_weight(assert_resumed_is_uninte
     assert len(set(recorder.kl_coefs)) == 5
 
 
+@pytest.mark.parametrize(
+    "controller",
+    [
+        EntropyController(10.0, 0.125, maximum=0.5),
+        AdaptiveKL(initial=0.2, target=1.0, unit="nats_per_response", horizon=1000),
+    ],
+)
+def test_a_weight_waits_for_the_warm_up_of_the_critic(signal, fit, controller):
+    """The policy rests in two iterations, and cannot follow whatever the weight is."""
+    recorder = Recorder()
+    fit(signal(PPO, critic_warmup=2), iterations=4, callbacks=[controller, recorder])
+    coefs = recorder.kl_coefs if isinstance(controller, AdaptiveKL) else recorder.entropy_coefs
+    assert coefs[0] == coefs[1] == coefs[2] != coefs[3]
+
+
 def test_two_controllers_are_refused_before_any_work(signal, fit):
     with pytest.raises(ValueError, match="one of FixedKL and LinearKL can set kl_coef"):
         fit(signal(), callbacks=[FixedKL(0.1), LinearKL(0.1, 0.0, num_iterations=2)])

@@ -1,5 +1,6 @@
 """The penalty to the old policy: its value and gradient, and how its weight is steered."""
 
+import math
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from lit_rl.advantages import GAE
 from lit_rl.algorithms import PenalizedTRPO
 from lit_rl.algorithms.penalized_trpo import adapted_beta, kl_from_old
 from lit_rl.callbacks import RLCallback
+from lit_rl.generation import SamplingSettings
 from lit_rl.rewards import PythonFunction
 from lit_rl.types import Experience
 
@@ -33,7 +35,7 @@ class Recorder(RLCallback):
         experience = self.experiences[-1]
         with torch.no_grad():
             new = module.output(module.policy, experience).log_probs
-        d = (new - experience.old_log_probs)[experience.mask]
+        d = (new - experience.old_log_probs)[experience.mask]  # of no token the mean is NaN
         self.kls.append(float((d.exp() - 1 - d).mean()))
 
 
@@ -154,6 +156,27 @@ def test_beta_stays_within_a_factor_of_1024(penalized, fit):
     module.beta = 4.0 / 1024
     fit(module, iterations=1)
     assert module.beta == 4.0 / 1024
+
+
+def test_beta_waits_for_the_warm_up_of_the_critic(penalized, fit):
+    """Two iterations in which the policy rests say nothing of beta; their KL is 0."""
+    recorder, module = Recorder(), penalized(beta=4.0, target_kl=1e3, critic_warmup=2)
+    fit(module, iterations=3, callbacks=[recorder])
+    assert recorder.betas == [4.0, 4.0, 2.0]
+    kls = [metrics["old_policy_kl"] for metrics in recorder.metrics]
+    assert kls[:2] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert kls[2] > 0
+
+
+def test_an_iteration_without_a_token_leaves_beta(penalized, fit):
+    """One token that may not be the end token is cut off, and what is cut off is left out."""
+    sampling = SamplingSettings(max_new_tokens=1, min_new_tokens=1)
+    recorder = Recorder()
+    module = penalized(beta=4.0, target_kl=1e3, sampling=sampling, filter_truncated=True)
+    fit(module, iterations=1, callbacks=[recorder])
+    assert not recorder.experiences[0].mask.any()
+    assert recorder.betas == [4.0]
+    assert math.isnan(recorder.metrics[0]["old_policy_kl"])
 
 
 def test_a_fixed_beta_stays_and_no_kl_is_measured(penalized, fit):

@@ -132,6 +132,7 @@ class RecordingModule:
         self.value_loss = ClippedSquaredError()
         self.steps_per_iteration = 4
         self.stop_updates = False
+        self.trains_policy = True
         self.iteration = 0
         vars(self).update(attributes)
         self.logged = {}
