@@ -269,7 +269,7 @@ class PartlyFrozen(RandomCausalLM):
 def test_checkpointing_above_frozen_layers_trains_what_is_not_frozen(
     algorithm, fit, source, kind, settings
 ):
-    """What a layer reads has no gradient there, yet all weights that are not frozen get theirs."""
+    """Recomputed or kept, all weights that are not frozen get the same gradient, and only they."""
     partly_frozen = PartlyFrozen(
         alphabet="0123456789>", config={**source().config, "num_hidden_layers": 2}
     )
