@@ -16,12 +16,12 @@ FILES = sorted(CONFIGS.glob("*/*.yaml"))
 SLOW = {"smollm2.yaml", "addition_few_shot.yaml", "reasoning_gym.yaml"}
 # What a file needs beside it to make a whole run.
 COMPANIONS = {
-    "smollm2.yaml": ["task/addition_few_shot.yaml"],
-    "addition_few_shot.yaml": ["model/smollm2.yaml"],
-    "reasoning_gym.yaml": ["model/smollm2.yaml"],
+    "smollm2.yaml": ["task/addition_few_shot.yaml", "update/single.yaml"],
+    "addition_few_shot.yaml": ["model/smollm2.yaml", "update/single.yaml"],
+    "reasoning_gym.yaml": ["model/smollm2.yaml", "update/single.yaml"],
 }
 # The algorithm whose file a file is stacked after, if it is not GRPO.
-ALGORITHMS = {"verl_ppo.yaml": "ppo.yaml"}
+ALGORITHMS = {"verl_ppo.yaml": "ppo.yaml", "smollm2_ppo.yaml": "ppo.yaml"}
 # What stands in for a hub, which tests do not reach.
 ARGUMENTS = {"hugging_face.yaml": ["--model.source.name", "exported"]}
 
