@@ -169,7 +169,8 @@ def test_resumed_run_with_critic_and_controller_is_the_uninterrupted_one(results
         assert result["ppo_resumed"]["responses"] == result["ppo"]["responses"][1:]
         assert torch.equal(result["ppo_resumed"]["weights"], result["ppo"]["weights"])
         coefficients = [metrics["kl_coef"] for metrics in result["ppo"]["metrics"]]
-        assert len(set(coefficients)) == 3
+        # It waits for the critic, which is alone in the first iteration.
+        assert coefficients[0] == coefficients[1] != coefficients[2]
         assert [m["kl_coef"] for m in result["ppo_resumed"]["metrics"]] == coefficients[1:]
 
 

@@ -276,13 +276,8 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
     parts = {"fives": PythonFunction(num_fives), "rare": PythonFunction(after_one_prompt)}
     checkpoint = folder / "two-processes.ckpt"
     ppo_checkpoint = folder / "ppo.ckpt" if WORLD_SIZE == 2 else None
-    ppo = partial(
-        train,
-        kind=PPO,
-        kl_coef=0.1,
-        critic_lr=0.05,
-        controllers=(AdaptiveKL(0.1, target=0.01, unit="nats_per_token", horizon=100),),
-    )
+    ppo = partial(train, kind=PPO, kl_coef=0.1, critic_lr=0.05)
+    adaptive = partial(AdaptiveKL, target=0.01, unit="nats_per_token", horizon=100)
     both: dict[str, Callable[[], Any]] = {
         "grpo": partial(grpo, checkpoint=checkpoint if WORLD_SIZE == 2 else None),
         "token_mean": partial(
@@ -297,9 +292,14 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
             train, skip_zero_advantages=True, reward=PythonFunction(after_long_prompts)
         ),
         "reward_parts": partial(train, reward=WeightedSum(parts, {"rare": 0.1})),
-        "ppo": partial(ppo, critic_warmup=1, checkpoint=ppo_checkpoint),
-        "ppo_resumed": partial(ppo, critic_warmup=1, resume=folder / "ppo.ckpt"),
-        "ppo_shared_trunk": partial(ppo, critic=SharedTrunk()),
+        "ppo": partial(
+            ppo, critic_warmup=1, controllers=(adaptive(0.1),), checkpoint=ppo_checkpoint
+        ),
+        # Its weight is that of the checkpoint, not the one it would begin with.
+        "ppo_resumed": partial(
+            ppo, critic_warmup=1, controllers=(adaptive(0.9),), resume=folder / "ppo.ckpt"
+        ),
+        "ppo_shared_trunk": partial(ppo, critic=SharedTrunk(), controllers=(adaptive(0.1),)),
         # The second minibatch of an iteration shows a KL beyond any limit: the updates end there.
         "ppo_stopped": partial(train, kind=PPO, kl_coef=0.0, controllers=(StopOnKL(limit=1e-12),)),
         "dapo": partial(
