@@ -221,7 +221,8 @@ class BaselinedRollout(ScoredRollout):
     """A scored rollout beside a baseline response to each prompt.
 
     Attributes:
-        baseline_rewards: reward of the baseline response to the prompt of each rollout.
+        baseline_rewards: reward of the baseline response to the prompt of each rollout, shaped as
+            the rewards are before advantages are estimated.
     """
 
     baseline_rewards: Float[Tensor, " rollouts"]

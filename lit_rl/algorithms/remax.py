@@ -14,8 +14,8 @@ from lit_rl.types import BaselinedRollout, Prompts, ScoredRollout
 class ReMax(Reinforce):
     """ReMax (arXiv:2310.10505): the greedy response to a prompt sets what is expected of it.
 
-    Every prompt is answered greedily beside its samples. That response is scored, and nothing
-    else: it is not trained on and counts in no metric.
+    Every prompt is answered greedily beside its samples. That response is scored, its reward is
+    shaped as theirs are, and nothing else: it is not trained on and counts in no metric.
 
     Args:
         advantage: from rewards to advantages.
@@ -40,6 +40,8 @@ class ReMax(Reinforce):
         greedy = self.reward(
             self.sample(prompts, self.sampling.as_greedy(), group_size=1, seed=seed)
         )
+        for shaping in self.reward_shaping:
+            greedy = shaping(greedy)
         # Samples whose baseline is missing have nothing to be compared with.
         missing = scored.missing | greedy.missing.repeat_interleave(self.group_size)
         return (

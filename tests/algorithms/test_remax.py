@@ -6,6 +6,7 @@ import torch
 from lit_rl.advantages import GreedyBaseline
 from lit_rl.algorithms import GRPO, ReMax
 from lit_rl.callbacks import RLCallback
+from lit_rl.reward_shaping import ScaleReward
 from lit_rl.rewards import PythonFunction
 
 
@@ -39,6 +40,16 @@ def test_the_advantage_is_the_reward_less_that_of_the_greedy_response(algorithm,
     expected = (torch.tensor(length(sampled)) - baseline)[:, None] * experience.mask
     torch.testing.assert_close(experience.advantages, expected)
     assert expected.ne(0).any()
+
+
+def test_the_baseline_is_shaped_as_the_rewards_are(algorithm, fit):
+    """Every response earns 3: none is better than the greedy one, in whichever unit."""
+    recorder = Recorder()
+    reward = PythonFunction(lambda responses: [3.0] * len(responses))
+    module = algorithm(kind=ReMax, reward=reward, reward_shaping=[ScaleReward(0.1)])
+    fit(module, iterations=1, callbacks=[recorder])
+    torch.testing.assert_close(recorder.scored[0].baseline_rewards, torch.full((24,), 0.3))
+    assert not recorder.experiences[0].advantages.any()
 
 
 def test_a_prompt_whose_baseline_is_missing_is_left_out(algorithm, fit):
