@@ -49,7 +49,7 @@ class DAPO(GRPO):
         loop: the arguments of `GRPO`.
 
     Raises:
-        ValueError: if `max_rounds` is below 1.
+        ValueError: if `max_rounds` is below 1, or if the estimator does not compare whole rewards.
     """
 
     def __init__(
@@ -79,6 +79,15 @@ class DAPO(GRPO):
         self._sampled: list[Group] = []
         if max_rounds < 1:
             raise ValueError(f"max_rounds is {max_rounds}, must be at least 1; 1 for no refill")
+
+    def _check_choices(self) -> None:
+        if not self.advantage.sees_final_reward:
+            raise ValueError(
+                f"DAPO keeps the groups whose rewards as a whole differ, but "
+                f"{type(self.advantage).__name__} learns from their parts or steps: use "
+                "lit_rl.advantages.GroupNormalized, or lit_rl.algorithms.GRPO"
+            )
+        super()._check_choices()
 
     def setup(self, stage: str) -> None:
         """Refuse data that cannot give the prompts of a further round."""

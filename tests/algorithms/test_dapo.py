@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from lit_rl.advantages import NormalizedParts, ProcessNormalized
 from lit_rl.algorithms import DAPO
 from lit_rl.algorithms.rounds import Group, choose_groups, gathered_groups
 from lit_rl.callbacks import RewardMetrics, RLCallback, Throughput
@@ -196,6 +197,13 @@ def test_truncated_responses_leave_their_group_and_the_loss(dapo, fit):
 def test_the_soft_punishment_follows_the_length_limit(algorithm):
     module = algorithm(kind=DAPO, sampling=SamplingSettings(max_new_tokens=20))
     assert module.reward_shaping == (SoftOverlongPunishment(20, cache_tokens=4),)
+
+
+@pytest.mark.parametrize("advantage", [NormalizedParts(), ProcessNormalized()])
+def test_an_estimator_that_learns_where_whole_rewards_are_equal_is_refused(algorithm, advantage):
+    """Its groups would be given up; and it is no matter of the shaping that DAPO has by itself."""
+    with pytest.raises(ValueError, match=f"but {type(advantage).__name__} learns from their parts"):
+        algorithm(kind=DAPO, advantage=advantage)
 
 
 def test_no_round_at_all_is_refused(dapo):
