@@ -26,7 +26,8 @@ class RewardMetrics(RLCallback):
     entropy and KL are those of the responses that are trained on.
 
     It warns, once each, of three things that end in a run that learns nothing: all responses are
-    cut off, all rewards within each group are equal, or the KL to the reference is negative.
+    cut off, all rewards within each group of two or more are equal, or the KL to the reference is
+    negative.
 
     Args:
         patience: iterations in a row without two different rewards in any group after which to
@@ -40,6 +41,7 @@ class RewardMetrics(RLCallback):
         self._statistics: Statistics
         self._begun = False
         self._parts: tuple[str, ...] = ()
+        self._compares = False
         self._silent_iterations = 0
         self._warned: set[str] = set()
 
@@ -64,6 +66,7 @@ class RewardMetrics(RLCallback):
 
     def _begin(self, scored: ScoredRollout) -> None:
         self._parts = tuple(scored.reward_parts)
+        self._compares = scored.group_size > 1  # a group of one has nothing to compare
         if clash := OWN_NAMES & set(self._parts):
             raise ValueError(
                 f"a reward is called {sorted(clash)}, but reward/{min(clash)} is a metric of all "
@@ -112,7 +115,7 @@ class RewardMetrics(RLCallback):
         self._warn(of)
 
     def _warn(self, of: Mapping[str, Summary]) -> None:
-        silent = of["zero_std_group"].mean == 1
+        silent = self._compares and of["zero_std_group"].mean == 1
         self._silent_iterations = self._silent_iterations + 1 if silent else 0
         kl = of["k1"]
         self._warn_once(

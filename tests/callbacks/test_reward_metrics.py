@@ -156,6 +156,15 @@ def test_warns_once_when_no_group_has_signal_for_several_iterations(iterate, mak
     assert message.startswith("for 2 iterations in a row all rewards within each group were equal")
 
 
+def test_groups_of_one_are_nothing_to_warn_of(iterate, make, recwarn):
+    """They are equal by themselves, and PPO learns from them."""
+    callback = RewardMetrics(patience=2)
+    for _ in range(4):
+        logged = iterate(callback, scored=make.scored([0.0, 1.0, 2.0], group_size=1))
+    assert logged["reward/zero_std_group_fraction"] == 1
+    assert not recwarn.list
+
+
 def test_warns_when_the_kl_is_clearly_negative(iterate, make, recwarn):
     module = make.module(uses_reference=True)
     callback = RewardMetrics()
