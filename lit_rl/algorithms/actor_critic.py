@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_rl.advantages import GAE
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.minibatches import micro_batch_rows
@@ -92,6 +93,15 @@ class ActorCritic(PolicyGradient):
             raise ValueError(
                 "skip_zero_advantages leaves out rows that the critic learns from; it is for "
                 "algorithms without a critic"
+            )
+
+    def _check_choices(self) -> None:
+        super()._check_choices()
+        bootstraps = isinstance(self.advantage, GAE) and self.advantage.bootstrap_truncated
+        if self.filter_truncated and bootstraps:
+            raise ValueError(
+                "filter_truncated leaves out the very responses that bootstrap_truncated of GAE "
+                "goes on with; use one of the two"
             )
 
     @property

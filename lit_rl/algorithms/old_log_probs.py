@@ -16,9 +16,11 @@ class OldLogProbs(ABC):
 
     Attributes:
         single_update: whether the choice is right for one update per rollout only.
+        from_sampler: whether the log-probs are those that the generator reported.
     """
 
     single_update: ClassVar[bool] = False
+    from_sampler: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(
@@ -49,6 +51,8 @@ class SamplerLogProbs(OldLogProbs):
 
     The metrics `sampler/abs_difference_*` show how far they do.
     """
+
+    from_sampler: ClassVar[bool] = True
 
     def __call__(
         self, scored: ScoredRollout, recomputed: Callable[[], Float[Tensor, "rollouts tokens"]]

@@ -20,7 +20,7 @@ from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
 from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
-from lit_rl.reward_shaping import RewardShaping
+from lit_rl.reward_shaping import MissingEndPenalty, RewardShaping
 from lit_rl.rewards.base import no_response
 from lit_rl.sampler_corrections import SamplerCorrection
 from lit_rl.types import (
@@ -107,11 +107,13 @@ class PolicyGradient(RLModule):
         self.skip_zero_advantages = skip_zero_advantages
         self.stop_updates = False
         self._check_settings()
+        self._check_sampler_correction()
         self._check_choices()
 
     def _check_settings(self) -> None:
-        for name, least in (("update_epochs", 1), ("num_minibatches", 1), ("kl_coef", 0)):
-            if getattr(self, name) < least:
+        least_of = {"update_epochs": 1, "num_minibatches": 1, "group_size": 1, "kl_coef": 0}
+        for name, least in least_of.items():
+            if not getattr(self, name) >= least:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
         if not 0 < self.top_entropy_fraction <= 1:
             raise ValueError(
@@ -129,6 +131,31 @@ class PolicyGradient(RLModule):
                 "skip_zero_advantages leaves out rows that the entropy bonus and the KL would "
                 f"train: entropy_coef {self.entropy_coef} and kl_coef {self.kl_coef} must be 0"
             )
+        punishes_the_missing_end = any(
+            isinstance(shaping, MissingEndPenalty) for shaping in self.reward_shaping
+        )
+        if self.filter_truncated and punishes_the_missing_end:
+            raise ValueError(
+                "filter_truncated leaves out the very responses that MissingEndPenalty punishes; "
+                "use one of the two"
+            )
+
+    def _check_sampler_correction(self) -> None:
+        if self.sampler_correction is None:
+            return
+        if self.old_log_probs.from_sampler:
+            raise ValueError(
+                f"sampler_correction {type(self.sampler_correction).__name__} weighs the old "
+                f"log-probs against those of the sampler, but {type(self.old_log_probs).__name__} "
+                "makes them the same; use RecomputedLogProbs"
+            )
+        kl_in_reward = self.kl.in_reward and self.kl_coef > 0
+        if kl_in_reward and self.old_log_probs.single_update:
+            raise ValueError(
+                f"old_log_probs {type(self.old_log_probs).__name__} would take the KL in the "
+                "reward from the sampler, which sampler_correction says is not the policy; use "
+                "RecomputedLogProbs"
+            )
 
     def _check_choices(self) -> None:
         estimator = type(self.advantage).__name__
@@ -143,16 +170,9 @@ class PolicyGradient(RLModule):
                 f"group_size is {self.group_size}, but {estimator} compares the responses of one "
                 f"prompt: it needs at least {self.advantage.min_group_size}, usually 8"
             )
-        kl_in_reward = self.kl.in_reward and self.kl_coef > 0
-        if kl_in_reward and self.sampler_correction and self.old_log_probs.single_update:
-            raise ValueError(
-                f"old_log_probs {type(self.old_log_probs).__name__} would take the KL in the "
-                "reward from the sampler, which sampler_correction says is not the policy; use "
-                "RecomputedLogProbs"
-            )
         if self.advantage.sees_final_reward:
             return
-        if kl_in_reward:
+        if self.kl.in_reward and self.kl_coef > 0:
             raise ValueError(
                 f"{estimator} does not see a KL that is deducted from the reward; use kl KLInLoss, "
                 "or kl_coef 0"
@@ -309,8 +329,8 @@ class PolicyGradient(RLModule):
         """Take one optimizer step on the given rows, in micro-batches."""
         minibatch = experience.select(rows.to(experience.mask.device))
         totals = Totals(*sum_over_ranks(torch.stack(Totals.of(minibatch.mask))))
-        if self.skip_zero_advantages:
-            minibatch = minibatch.select(minibatch.advantages.ne(0).any(1).nonzero()[:, 0])
+        acts = minibatch.advantages.ne(0) if self.skip_zero_advantages else minibatch.mask
+        minibatch = minibatch.select(acts.any(1).nonzero()[:, 0])
         # A rank without rows still joins the reduction of the gradient, with a row of weight 0.
         weight = float(len(minibatch) > 0)
         trained = minibatch if weight else experience.select(rows.new_zeros(1))

@@ -40,7 +40,7 @@ class KLController(RLCallback, ABC):
 
         Raises:
             ValueError: if there is another controller, if rows are left out of the updates, or if
-                the advantages do not see the KL in the reward.
+                the advantages do not see the KL in the reward, or one of another policy.
         """
         if stage != "fit":
             return
@@ -53,6 +53,16 @@ class KLController(RLCallback, ABC):
             raise ValueError(
                 f"skip_zero_advantages leaves out rows that the KL of {name} would train: set it "
                 "to false"
+            )
+        if (
+            pl_module.kl.in_reward
+            and pl_module.sampler_correction
+            and pl_module.old_log_probs.single_update
+        ):
+            raise ValueError(
+                f"{name} weighs a KL that is deducted from the reward, which old_log_probs "
+                f"{type(pl_module.old_log_probs).__name__} would take from the sampler, which "
+                "sampler_correction says is not the policy: use RecomputedLogProbs"
             )
         if pl_module.kl.in_reward and not pl_module.advantage.sees_final_reward:
             raise ValueError(

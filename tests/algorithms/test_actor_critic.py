@@ -346,6 +346,10 @@ def test_checkpoint_holds_the_critic_and_not_the_reference(ppo, fit, tmp_path):
         ({"value_coef": -1.0}, "value_coef is -1.0, must be above 0"),
         ({"critic_warmup": -1}, "critic_warmup is -1, must be at least 0"),
         ({"skip_zero_advantages": True}, "for algorithms without a critic"),
+        (
+            {"advantage": GAE(bootstrap_truncated=True), "filter_truncated": True},
+            "leaves out the very responses that bootstrap_truncated of GAE goes on with",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(ppo, settings, message):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_rl.advantages import GroupCentered, NormalizedParts, ProcessNormalized, ReturnToGo
-from lit_rl.algorithms import GRPO, RecomputedLogProbs, Reinforce, SamplerLogProbs
+from lit_rl.algorithms import GRPO, PPO, RecomputedLogProbs, Reinforce, SamplerLogProbs
 from lit_rl.callbacks import RLCallback
 from lit_rl.generation import TransformersGenerator
 from lit_rl.kl_penalties import KLInReward
@@ -118,6 +118,35 @@ def test_a_sampler_that_disagrees_is_weighed_token_by_token(signal, one_iteratio
     assert ratio == pytest.approx(factor.item(), rel=1e-4)
     masked = one_iteration(build(sampler_correction=ImportanceMask("token", 0.7, 2.0)))[2]
     assert masked.grad_norms["actor"] == 0
+
+
+@pytest.mark.parametrize(
+    "correction",
+    [TruncatedImportance("token"), ImportanceMask("sequence")],
+    ids=["truncated", "mask"],
+)
+def test_a_correction_of_a_sampler_that_is_taken_at_its_word_is_refused(signal, correction):
+    """With the sampler's log-probs as the old ones every weight is exp(0) = 1."""
+    with pytest.raises(ValueError, match="SamplerLogProbs makes them the same; use Recomputed"):
+        signal(old_log_probs=SamplerLogProbs(), sampler_correction=correction)
+
+
+def test_a_punishment_of_rows_that_are_left_out_is_refused(signal):
+    with pytest.raises(ValueError, match="leaves out the very responses that MissingEndPenalty"):
+        signal(filter_truncated=True, reward_shaping=[ScaleReward(2.0), MissingEndPenalty(1.0)])
+
+
+@pytest.mark.parametrize("kind", [GRPO, PPO])
+def test_a_group_without_a_response_is_refused_whatever_the_estimator(signal, kind):
+    with pytest.raises(ValueError, match="group_size is 0, must be at least 1"):
+        signal(kind, group_size=0)
+
+
+def test_rows_of_which_no_token_counts_are_in_no_pass_of_the_update(signal, one_iteration):
+    scored, _, update = one_iteration(signal(filter_truncated=True, group_size=8))
+    ((part, _),) = update.micro_batches
+    assert part.mask.any(1).all()
+    assert len(part) == scored.finished.sum() < 48
 
 
 # ----- rewards of steps

@@ -6,9 +6,11 @@ import pytest
 from jaxtyping import config
 
 from lit_rl.advantages import GroupNormalized
+from lit_rl.algorithms import CurrentLogProbs, RecomputedLogProbs
 from lit_rl.callbacks import AdaptiveKL, CosineKL, FixedKL, LinearKL, kl_controllers
 from lit_rl.callbacks.kl_controllers import adaptive_kl_coef
 from lit_rl.kl_penalties import KLInLoss, KLInReward
+from lit_rl.sampler_corrections import TruncatedImportance
 
 NAN = float("nan")
 
@@ -218,6 +220,15 @@ def test_two_controllers_are_refused(setup):
 def test_rows_that_are_left_out_of_the_updates_are_refused(setup):
     with pytest.raises(ValueError, match="skip_zero_advantages leaves out rows that the KL of Fix"):
         setup(FixedKL(0.1), skip_zero_advantages=True)
+
+
+def test_a_kl_that_a_corrected_sampler_would_tell_is_refused(setup):
+    correction = TruncatedImportance("token")
+    current = {"old_log_probs": CurrentLogProbs(), "sampler_correction": correction}
+    setup(FixedKL(0.1), kl=KLInLoss(), **current)
+    setup(FixedKL(0.1), kl=KLInReward(), **{**current, "old_log_probs": RecomputedLogProbs()})
+    with pytest.raises(ValueError, match="CurrentLogProbs would take from the sampler"):
+        setup(FixedKL(0.1), kl=KLInReward(), **current)
 
 
 def test_an_estimator_that_does_not_see_the_kl_in_the_reward_is_refused(setup):
