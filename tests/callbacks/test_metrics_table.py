@@ -17,6 +17,7 @@ OF_THE_ALGORITHM = (
     "kl_coef",
     "entropy_coef",
     "trust_region/",
+    "dynamic_sampling/",
     "old_policy_kl",
     "val/",
 )
