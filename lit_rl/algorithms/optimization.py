@@ -90,8 +90,8 @@ def restore_hyperparameters(
 ) -> None:
     """Put the configured settings back over those that a checkpoint brought.
 
-    A checkpoint holds the learning rate and the betas of the run that wrote it. The moments and the
-    position in the schedule stay; the settings are those of the configuration.
+    A checkpoint holds the learning rate and the betas of the run that wrote it. The moments stay;
+    the settings are those of the configuration, at the position of `scheduler`.
     """
     scheduler.base_lrs = [group["initial_lr"] for group in configured]
     for group, settings, schedule in zip(

@@ -175,6 +175,8 @@ class RLModule(L.LightningModule):
         """Let the configured settings of the optimizer hold over those of a checkpoint."""
         self.training_begun = True
         self.policy.train()
+        # A run that is resumed with other updates per iteration is where its own plan has it.
+        self.scheduler.last_epoch = self.iteration * self.steps_per_iteration
         restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
 
     @property

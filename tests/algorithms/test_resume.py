@@ -108,6 +108,26 @@ def test_reference_of_a_resumed_run_is_the_initial_policy(signal, fit, tmp_path)
         assert torch.equal(parameter, initial[name])
 
 
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+def test_other_updates_per_iteration_do_not_move_a_run_along_its_schedule(
+    signal, fit, tmp_path, before, after
+):
+    """Half of 8 iterations are done: the next begins with half of the learning rate of 0.01."""
+
+    rates: list[float] = []
+
+    class Rates(RLCallback):
+        def on_rollout(self, trainer, module, scored, experience):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    stopper = StopAfter(4, tmp_path / "four.ckpt")
+    build = partial(signal, warmup_steps=0)
+    plan = {"max_steps": -1, "max_epochs": 2, "limit_train_batches": 4}
+    fit(build(num_minibatches=before), callbacks=[stopper], **plan)
+    fit(build(num_minibatches=after), callbacks=[Rates()], ckpt_path=stopper.path, **plan)
+    assert rates == pytest.approx([0.01 * (8 - done) / 8 for done in (4, 5, 6, 7)])
+
+
 def test_configured_learning_rate_holds_over_the_checkpoint(algorithm, fit, tmp_path):
     """Adam's moments come from the checkpoint, the learning rate and the betas from the config."""
     path = tmp_path / "two.ckpt"
