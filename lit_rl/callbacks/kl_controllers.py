@@ -191,11 +191,7 @@ def adaptive_kl_coef(
         >>> round(adaptive_kl_coef(0.2, 12.0, target=6.0, num_responses=256, horizon=10000), 6)
         0.201024
     """
-    if LARGEST_ERROR * num_responses >= horizon:
-        raise ValueError(
-            f"horizon is {horizon} responses, but an iteration has {num_responses}: a low KL would "
-            "turn the weight negative. Set horizon to many times that, for example 10000"
-        )
+    _check_horizon(horizon, num_responses)
     error = min(max(kl / target - 1, -LARGEST_ERROR), LARGEST_ERROR)
     return coefficient * (1 + error * num_responses / horizon)
 
@@ -235,6 +231,17 @@ class AdaptiveKL(KLController):
         self._num_responses = 0
         self._policy_moves = True
 
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """Refuse what every controller does, and iterations that are too large for the horizon.
+
+        Raises:
+            ValueError: if there are so many responses that the weight could fall below 0.
+        """
+        super().setup(trainer, pl_module, stage)
+        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        if stage == "fit" and datamodule is not None:
+            _check_horizon(self.horizon, datamodule.batch_size * pl_module.group_size)
+
     def coefficient(self, iteration: int) -> float:
         """Return the weight of the KL in the next iteration, whichever that is."""
         return self._coefficient
@@ -273,6 +280,14 @@ class AdaptiveKL(KLController):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the weight of a checkpoint."""
         self._coefficient = state_dict["coefficient"]
+
+
+def _check_horizon(horizon: int, num_responses: int) -> None:
+    if LARGEST_ERROR * num_responses >= horizon:
+        raise ValueError(
+            f"horizon is {horizon} responses, but an iteration has {num_responses}: a low KL would "
+            "turn the weight negative. Set horizon to many times that, for example 10000"
+        )
 
 
 def _check_not_negative(name: str, coef: float) -> None:

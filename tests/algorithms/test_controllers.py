@@ -166,6 +166,14 @@ def test_a_weight_waits_for_the_warm_up_of_the_critic(signal, fit, controller):
     assert coefs[0] == coefs[1] == coefs[2] != coefs[3]
 
 
+def test_a_horizon_within_an_iteration_is_refused_before_any_work(signal, fit):
+    """6 prompts with 4 responses each: 0.2 * 24 / 4 would take more than all of the weight."""
+    module = signal()
+    with pytest.raises(ValueError, match="horizon is 4 responses, but an iteration has 24"):
+        fit(module, callbacks=[AdaptiveKL(0.2, target=1.0, unit="nats_per_token", horizon=4)])
+    assert not hasattr(module, "policy")
+
+
 def test_two_controllers_are_refused_before_any_work(signal, fit):
     with pytest.raises(ValueError, match="one of FixedKL and LinearKL can set kl_coef"):
         fit(signal(), callbacks=[FixedKL(0.1), LinearKL(0.1, 0.0, num_iterations=2)])
