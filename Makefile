@@ -32,7 +32,7 @@ smollm2: setup  ## train SmolLM2-135M on three-shot addition with GRPO, a few mi
 	  --config configs/model/smollm2.yaml --config configs/task/addition_few_shot.yaml \
 	  --config configs/update/single.yaml $(ARGS)
 
-smollm2-ppo: setup  ## the same with PPO and a critic, about ten minutes
+smollm2-ppo: setup  ## the same with PPO and a critic, about 20 minutes
 	TOKENIZERS_PARALLELISM=false $(BIN)/python train.py fit --config configs/algorithm/ppo.yaml \
 	  --config configs/model/smollm2.yaml --config configs/task/addition_few_shot.yaml \
 	  --config configs/update/smollm2_ppo.yaml $(ARGS)
