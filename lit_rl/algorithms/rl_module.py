@@ -21,7 +21,7 @@ from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.functional import minimum_over_ranks
-from lit_rl.generation import Generator, SamplingSettings, TransformersGenerator
+from lit_rl.generation import CachedGenerator, Generator, SamplingSettings
 from lit_rl.models import CausalLMSource, Policy, evaluation_mode, frozen_copy
 from lit_rl.models.response_states import ResponseReader, packing_fits
 from lit_rl.rewards import Reward
@@ -63,7 +63,7 @@ class RLModule(L.LightningModule):
         source: CausalLMSource,
         reward: Reward,
         sampling: SamplingSettings = SamplingSettings(),
-        generator: Generator = TransformersGenerator(),
+        generator: Generator = CachedGenerator(),
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_schedule: Shape = "constant",
         warmup_steps: int = 0,

@@ -250,8 +250,14 @@ class PackedAttention:
         responses = responses.transpose(1, 2).flatten(0, 1)
         return torch.cat([prompts, responses.index_select(0, self.blocks.places)])
 
+    def of_prompts(
+        self, states: Float[Tensor, "flat heads dim"]
+    ) -> Float[Tensor, "prompts heads prompt_tokens dim"]:
+        """Return the states of the prompts' tokens, right-padded with that of the last one."""
+        return _rows(states, self.prompt_table)
+
     def _prompts(self, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> Tensor:
-        query, key, value = (_rows(part, self.prompt_table) for part in (query, key, value))
+        query, key, value = (self.of_prompts(part) for part in (query, key, value))
         window = kernel.sliding_window
         if kernel.softcap is None and (window is None or window >= self.prompt_table.shape[1]):
             result = scaled_dot_product_attention(

@@ -28,12 +28,15 @@ class Policy(ResponseReader):
     Attributes:
         model: the Hugging Face model.
         packs: whether passes over responses are packed, see `response_states`.
+        fits_group_cache: whether the cache of `CachedGenerator` samples from this policy; None as
+            long as nobody has compared.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         self.packs = self.can_pack
+        self.fits_group_cache: bool | None = None
         if model.device.type != "meta":
             self.verify_head()
 

@@ -1,6 +1,8 @@
 """The hidden states of any Hugging Face base model before each token of given responses."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -121,6 +123,24 @@ class ResponseReader(nn.Module):
         """Whether the model can be told positions and attention of packed tokens."""
         return may_pack(self.base_model)
 
+    @contextmanager
+    def passes(self, *, packed: bool) -> Iterator[None]:
+        """Let passes be packed or padded meanwhile."""
+        own, self.packs = self.packs, packed
+        try:
+            yield
+        finally:
+            self.packs = own
+
+    @property
+    def tolerance(self) -> float:
+        """Root of the precision of a pass: a relative difference beyond it is no rounding."""
+        weight = next(self.parameters())
+        device = weight.device.type
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
+        return float(torch.finfo(dtype).eps ** 0.5)
+
     def states(
         self, sequences: Sequences, *, with_end: bool = False
     ) -> Float[Tensor, "rollouts states hidden"]:
@@ -139,24 +159,16 @@ class ResponseReader(nn.Module):
 def packing_fits(reader: ResponseReader, sequences: Sequences) -> bool:
     """Return whether the packed states of responses are the padded ones, up to rounding.
 
-    Up to the root of the precision, relative to the largest state: attention to a wrong token is
-    far beyond it.
+    Relative to the largest state: attention to a wrong token is far beyond it.
 
     Args:
         reader: the model; stays as it is.
         sequences: rows to compare on.
     """
-    own, states = reader.packs, []
-    try:
-        for packs in (True, False):
-            reader.packs = packs
-            with evaluation_mode(reader):
-                states.append(reader.states(sequences)[sequences.mask].float())
-    finally:
-        reader.packs = own
+    states = []
+    for packs in (True, False):
+        with evaluation_mode(reader), reader.passes(packed=packs):
+            states.append(reader.states(sequences)[sequences.mask])
     packed_states, padded = states
-    device = padded.device.type
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else next(reader.parameters()).dtype
-    tolerance = torch.finfo(dtype).eps ** 0.5 * float(padded.abs().max()) if len(padded) else 0.0
-    return bool(((packed_states - padded).abs() <= tolerance).all())
+    limit = reader.tolerance * padded.abs().amax(dim=(0, 1), keepdim=True) if len(padded) else 0.0
+    return bool(((packed_states - padded).abs() <= limit).all())
