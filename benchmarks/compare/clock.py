@@ -6,28 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 STAGES = ("generate", "score", "log_probs", "update", "rest")
-LINUX = sys.platform == "linux"
-
-
-def memory_bytes(name: str) -> int:
-    """Return a number that Linux keeps of this process: `VmRSS`, or its peak, `VmHWM`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    raise KeyError(name)
 
 
 def _peak_since_last_call() -> int:
-    # The peak of a fresh program: ru_maxrss would begin with that of the process that started it.
-    if not LINUX:
+    # ru_maxrss would begin with the peak of the process that started this one.
+    if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac
-    peak = memory_bytes("VmHWM")
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    return peak
+    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 class StageClock:
@@ -37,19 +27,19 @@ class StageClock:
     its own end, so the data are part of it.
 
     Attributes:
-        iterations: seconds by stage, and `iteration` for the whole.
-        peaks: largest resident memory within each stage of any iteration, in bytes; on systems
-            other than Linux the peak up to then.
-        start_bytes: resident memory when the first iteration began.
+        iterations: seconds by stage, `iteration` for the whole, and `processor`, the time that the
+            processors worked for this process, all threads together.
+        peaks: largest resident memory of this process within each stage of any iteration, and
+            before the first (`set_up`), in bytes; not on Linux: the peak up to then.
     """
 
     def __init__(self) -> None:
         self.iterations: list[dict[str, float]] = []
-        self.peaks: dict[str, int] = defaultdict(int)
-        self.start_bytes = memory_bytes("VmRSS") if LINUX else 0
+        self.peaks: dict[str, int] = defaultdict(int, set_up=_peak_since_last_call())
         self._stage = "rest"
         self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._begin = perf_counter()
+        self._processor = process_time()
 
     def switch(self, stage: str) -> str:
         """Begin a stage and return the one that it ends."""
@@ -73,7 +63,8 @@ class StageClock:
         """Close an iteration; the next one begins."""
         self.switch("rest")
         whole = sum(self._seconds.values())
-        self.iterations.append({**self._seconds, "iteration": whole})
+        processor, self._processor = process_time() - self._processor, process_time()
+        self.iterations.append({**self._seconds, "iteration": whole, "processor": processor})
         self._seconds = dict.fromkeys(STAGES, 0.0)
 
     def result(self, warm_up: int) -> dict[str, object]:
@@ -81,7 +72,6 @@ class StageClock:
         return {
             "iterations": self.iterations[warm_up:],
             "warm_up": self.iterations[:warm_up],
-            "start_bytes": self.start_bytes,
             "stage_peak_bytes": dict(self.peaks),
             "peak_bytes": max(self.peaks.values()),
         }

@@ -16,6 +16,7 @@ from compare.workloads import Workload
 
 PACKAGES = ("lit-rl", "torch", "transformers", "lightning")
 MEBIBYTE = 2**20
+SECONDS = (*STAGES, "iteration", "processor")
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,14 @@ class Pair:
     def seconds(self, side: str, stage: str = "iteration") -> float:
         """Return the median over the iterations of a trainer, or of the `floor`."""
         if side == "floor":
-            needed = [{**stages, "iteration": sum(stages.values())} for stages in self.operations]
-            return median(stages.get(stage, 0) for stages in needed) / self.operations_per_second
+            whole = stage == "iteration"
+            needed = [sum(s.values()) if whole else s.get(stage, 0) for s in self.operations]
+            return median(needed) / self.operations_per_second
         return median(stages[stage] for stages in self.sides[side]["iterations"])
+
+    def ratio(self, stage: str = "iteration") -> float:
+        """Return the seconds of TRL over those of lit_rl."""
+        return self.seconds("trl", stage) / self.seconds("lit_rl", stage)
 
     def over_floor(self, side: str) -> float:
         """Return how many times longer than its matrix products an iteration takes."""
@@ -57,14 +63,8 @@ class Pair:
         number = result["peak_bytes"] if stage is None else result["stage_peak_bytes"][stage]
         return number / MEBIBYTE
 
-    @property
-    def ratio(self) -> float:
-        """Seconds of TRL over those of lit_rl."""
-        return self.seconds("trl") / self.seconds("lit_rl")
-
-    @property
-    def memory_ratio(self) -> float:
-        """Peak memory of TRL over that of lit_rl."""
+    def peak_ratio(self) -> float:
+        """Return the peak memory of TRL over that of lit_rl."""
         return self.peak("trl") / self.peak("lit_rl")
 
 
@@ -122,9 +122,9 @@ class Comparison:
             f"{versions}. Load of the machine before each pair: {loads}.",
             f"Medians over {len(self.pairs)} pairs of the median of {len(first['iterations'])} "
             f"iterations, behind {self.workload.warm_up} of warm-up.",
-            table(["seconds", *STAGES, "iteration", "x floor"], self._seconds()),
+            table(["seconds", *SECONDS, "x floor"], self._seconds()),
             table(["", "generated tokens/s", "trained tokens/s", "peak MiB"], self._rates()),
-            table(["peak MiB", *STAGES], self._peaks()),
+            table(["peak MiB", "set-up", *STAGES], self._peaks()),
             f"Matrix products: {self._products()}.",
         ]
         if self.agreement:
@@ -134,9 +134,9 @@ class Comparison:
 
     def _seconds(self) -> Iterable[list[str]]:
         for side in (*self.sides, "floor"):
-            stages = [self.median(Pair.seconds, side, stage) for stage in (*STAGES, "iteration")]
+            stages = [self.median(Pair.seconds, side, stage) for stage in SECONDS]
             over = self.median(Pair.over_floor, side)
-            yield [side, *(f"{seconds:.4g}" for seconds in stages), f"{over:.2f}"]
+            yield [side, *(f"{s:.4g}" if s else "" for s in stages), f"{over:.2f}"]
 
     def _rates(self) -> Iterable[list[str]]:
         for side in self.sides:
@@ -148,7 +148,8 @@ class Comparison:
 
     def _peaks(self) -> Iterable[list[str]]:
         for side in self.sides:
-            yield [side, *(f"{self.median(Pair.peak, side, stage):,.0f}" for stage in STAGES)]
+            peaks = [self.median(Pair.peak, side, stage) for stage in ("set_up", *STAGES)]
+            yield [side, *(f"{peak:,.0f}" for peak in peaks)]
 
     def _products(self) -> str:
         operations = self.median(lambda pair: median(sum(s.values()) for s in pair.operations))
@@ -157,8 +158,9 @@ class Comparison:
 
     def _ratios(self) -> Iterable[list[str]]:
         for name, ratios in (
-            ("seconds", [pair.ratio for pair in self.pairs]),
-            ("peak memory", [pair.memory_ratio for pair in self.pairs]),
+            ("seconds", [pair.ratio() for pair in self.pairs]),
+            ("processor seconds", [pair.ratio("processor") for pair in self.pairs]),
+            ("peak memory", [pair.peak_ratio() for pair in self.pairs]),
         ):
             numbers = [f"{number:.2f}" for number in (median(ratios), min(ratios), max(ratios))]
             yield [name, *numbers, ", ".join(f"{ratio:.2f}" for ratio in ratios)]

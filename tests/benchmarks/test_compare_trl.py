@@ -104,7 +104,9 @@ def test_planned_lengths_are_those_of_the_seed_and_within_their_bounds():
     assert 90 < max(every) <= 96
 
 
-@pytest.mark.parametrize("workload", [RAGGED, EQUAL], ids=["ragged", "equal"])
+@pytest.mark.parametrize(
+    "workload", [RAGGED, EQUAL, replace(EQUAL, algorithm="PPO")], ids=["ragged", "equal", "ppo"]
+)
 def test_lit_rl_keeps_the_planned_lengths(workload, job):
     """The measurement itself compares the lengths of every iteration with the plan."""
     result = run_here("lit_rl", job(workload, iterations=2))
@@ -162,22 +164,22 @@ def test_prompts_have_exactly_their_tokens_and_differ(job):
 def test_a_stage_within_a_stage_takes_its_time_out_of_it(monkeypatch):
     times = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
     monkeypatch.setattr("compare.clock.perf_counter", lambda: next(times))
+    monkeypatch.setattr("compare.clock.process_time", iter([1.0, 24.0, 24.0]).__next__)
     clock = StageClock()
     with clock.stage("log_probs"), clock.stage("generate"):
         pass
     clock.end_iteration()
     # Begun at 0, log_probs from 1, generate from 3 to 7, log_probs again to 15, the end at 31.
-    assert clock.iterations == [
-        {"rest": 17, "log_probs": 10, "generate": 4, "score": 0, "update": 0, "iteration": 31}
-    ]
+    seconds = {"rest": 17, "log_probs": 10, "generate": 4, "score": 0, "update": 0}
+    assert clock.iterations == [{**seconds, "iteration": 31, "processor": 23}]
 
 
 def side(seconds, peak):
     stages = dict.fromkeys(("generate", "score", "log_probs", "update", "rest"), 0.25 * seconds)
     return {
-        "iterations": [{**stages, "iteration": seconds}],
+        "iterations": [{**stages, "iteration": seconds, "processor": 2 * seconds}],
         "peak_bytes": peak * 2**20,
-        "stage_peak_bytes": dict.fromkeys(stages, peak * 2**20),
+        "stage_peak_bytes": dict.fromkeys(("set_up", *stages), peak * 2**20),
     }
 
 
@@ -199,6 +201,6 @@ def test_the_report_compares_pair_by_pair():
     # seconds, so that lit_rl takes 2, 1 and 1 times as long.
     assert "| seconds | 3.00 | 2.00 | 5.00 | 3.00, 2.00, 5.00 |" in report
     assert "| peak memory | 3.00 | 3.00 | 3.00 | 3.00, 3.00, 3.00 |" in report
-    assert "| lit_rl | 2.5 | 2.5 | 2.5 | 2.5 | 2.5 | 10 | 1.00 |" in report
+    assert "| lit_rl | 2.5 | 2.5 | 2.5 | 2.5 | 2.5 | 10 | 20 | 1.00 |" in report
     # 64 tokens in a quarter of 30, 20 and 50 seconds: 8.5, 12.8 and 5.1 per second.
     assert "| trl | 8.5 | 8.5 | 600 |" in report
