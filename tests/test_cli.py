@@ -51,6 +51,14 @@ def error_of(*arguments, capsys):
         (["--model.advantage", "GroupNormalised"], r"model.advantage: .*; .* GroupNormalized"),
         (["--model.advantage", "nomodule.X"], r"model.advantage: No module named 'nomodule'"),
         (["--model.advantage", "lit_rl.aggregations.TokenMean"], r"model.advantage: .*subclass of"),
+        (
+            ["--model", "PPO", "--model.advantage", "GroupNormalized"],
+            r"model.advantage: GroupNormalized is no CriticEstimator, such as GAE",
+        ),
+        (
+            ["--trainer.callbacks+", "AdaptiveKL", "--trainer.callbacks.initial", "0.1"],
+            r"trainer.callbacks: lit_rl.callbacks.AdaptiveKL needs target, unit, horizon$",
+        ),
         (["--data.task", "Largest"], r"data.task: there is no class Largest .* LargestDigit"),
     ],
 )

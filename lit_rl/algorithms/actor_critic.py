@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_rl.advantages import GAE
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.minibatches import micro_batch_rows
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.schedules import Shape, schedule
+from lit_rl.algorithms.setting_checks import check_actor_critic
 from lit_rl.models import Critic, CriticSource, PolicyBackbone, evaluation_mode
 from lit_rl.models.critic import Values
 from lit_rl.policy_losses.base import PolicyLoss
@@ -83,26 +83,7 @@ class ActorCritic(PolicyGradient):
         self.critic_lr_schedule = critic_lr_schedule
         self.critic_warmup = critic_warmup
         self.critic: Critic
-        for name in ("value_coef", "critic_lr"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
-        for name in ("critic_weight_decay", "critic_warmup"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
-        if self.skip_zero_advantages:
-            raise ValueError(
-                "skip_zero_advantages leaves out rows that the critic learns from; it is for "
-                "algorithms without a critic"
-            )
-
-    def _check_choices(self) -> None:
-        super()._check_choices()
-        bootstraps = isinstance(self.advantage, GAE) and self.advantage.bootstrap_truncated
-        if self.filter_truncated and bootstraps:
-            raise ValueError(
-                "filter_truncated leaves out the very responses that bootstrap_truncated of GAE "
-                "goes on with; use one of the two"
-            )
+        check_actor_critic(self)
 
     @property
     def trains_policy(self) -> bool:

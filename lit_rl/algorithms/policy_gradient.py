@@ -17,10 +17,11 @@ from lit_rl.algorithms.minibatches import check_minibatches, micro_batch_rows, m
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.optimization import accumulate, clip_grad_norms
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
+from lit_rl.algorithms.setting_checks import check_policy_gradient
 from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
-from lit_rl.reward_shaping import MissingEndPenalty, RewardShaping
+from lit_rl.reward_shaping import RewardShaping
 from lit_rl.rewards.base import no_response
 from lit_rl.sampler_corrections import SamplerCorrection
 from lit_rl.types import (
@@ -106,83 +107,7 @@ class PolicyGradient(RLModule):
         self.num_minibatches = num_minibatches
         self.skip_zero_advantages = skip_zero_advantages
         self.stop_updates = False
-        self._check_settings()
-        self._check_sampler_correction()
-        self._check_choices()
-
-    def _check_settings(self) -> None:
-        least_of = {"update_epochs": 1, "num_minibatches": 1, "group_size": 1, "kl_coef": 0}
-        for name, least in least_of.items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if not 0 < self.top_entropy_fraction <= 1:
-            raise ValueError(
-                f"top_entropy_fraction is {self.top_entropy_fraction}, must be in (0, 1]: the "
-                "share of the tokens that is trained, such as 0.2; 1 for all"
-            )
-        if self.old_log_probs.single_update and self.steps_per_iteration > 1:
-            raise ValueError(
-                f"old_log_probs {type(self.old_log_probs).__name__} is right for one update per "
-                f"rollout, but update_epochs {self.update_epochs} x num_minibatches "
-                f"{self.num_minibatches} make {self.steps_per_iteration}; use RecomputedLogProbs"
-            )
-        if self.skip_zero_advantages and (self.entropy_coef != 0 or self.kl_coef > 0):
-            raise ValueError(
-                "skip_zero_advantages leaves out rows that the entropy bonus and the KL would "
-                f"train: entropy_coef {self.entropy_coef} and kl_coef {self.kl_coef} must be 0"
-            )
-        punishes_the_missing_end = any(
-            isinstance(shaping, MissingEndPenalty) for shaping in self.reward_shaping
-        )
-        if self.filter_truncated and punishes_the_missing_end:
-            raise ValueError(
-                "filter_truncated leaves out the very responses that MissingEndPenalty punishes; "
-                "use one of the two"
-            )
-
-    def _check_sampler_correction(self) -> None:
-        if self.sampler_correction is None:
-            return
-        if self.old_log_probs.from_sampler:
-            raise ValueError(
-                f"sampler_correction {type(self.sampler_correction).__name__} weighs the old "
-                f"log-probs against those of the sampler, but {type(self.old_log_probs).__name__} "
-                "makes them the same; use RecomputedLogProbs"
-            )
-        kl_in_reward = self.kl.in_reward and self.kl_coef > 0
-        if kl_in_reward and self.old_log_probs.single_update:
-            raise ValueError(
-                f"old_log_probs {type(self.old_log_probs).__name__} would take the KL in the "
-                "reward from the sampler, which sampler_correction says is not the policy; use "
-                "RecomputedLogProbs"
-            )
-
-    def _check_choices(self) -> None:
-        estimator = type(self.advantage).__name__
-        if not issubclass(self.provides, self.advantage.reads):
-            raise ValueError(
-                f"{estimator} reads a {self.advantage.reads.__name__}, which "
-                f"{type(self).__name__} does not make; PPO gives values to GAE, ReMax a baseline "
-                "response to GreedyBaseline"
-            )
-        if self.group_size < self.advantage.min_group_size:
-            raise ValueError(
-                f"group_size is {self.group_size}, but {estimator} compares the responses of one "
-                f"prompt: it needs at least {self.advantage.min_group_size}, usually 8"
-            )
-        if self.advantage.sees_final_reward:
-            return
-        if self.kl.in_reward and self.kl_coef > 0:
-            raise ValueError(
-                f"{estimator} does not see a KL that is deducted from the reward; use kl KLInLoss, "
-                "or kl_coef 0"
-            )
-        if self.reward_shaping:
-            raise ValueError(
-                f"{estimator} does not see what reward_shaping does, "
-                f"{[type(shaping).__name__ for shaping in self.reward_shaping]}; leave it out, or "
-                "make it a part of the reward"
-            )
+        check_policy_gradient(self)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -193,6 +118,11 @@ class PolicyGradient(RLModule):
     def trains_policy(self) -> bool:
         """Whether the updates of the iteration under way move the policy."""
         return True
+
+    @property
+    def deducts_kl(self) -> bool:
+        """Whether a KL to the reference is deducted from the reward."""
+        return self.kl.in_reward and self.kl_coef > 0
 
     @property
     def uses_reference(self) -> bool:

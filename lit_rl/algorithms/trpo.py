@@ -18,15 +18,15 @@ from lit_rl.algorithms.actor_critic import ActorCritic
 from lit_rl.algorithms.minibatches import micro_batch_rows, minibatch_rows
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.rl_module import SHUFFLE
+from lit_rl.algorithms.setting_checks import check_trpo
 from lit_rl.algorithms.trust_region import TrustRegion
 from lit_rl.functional import sum_over_ranks
 from lit_rl.functional.trust_region import (
     LineSearchStep,
-    check_line_search,
     conjugate_gradient,
     longest_step,
 )
-from lit_rl.models.fisher import DIFFERENTIABLE_TWICE, plain_attention
+from lit_rl.models.fisher import plain_attention
 from lit_rl.policy_losses import Surrogate
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.types import Experience, Update
@@ -119,36 +119,7 @@ class TRPO(ActorCritic):
         self.backtrack_coef = backtrack_coef
         self.accept_ratio = accept_ratio
         self.fisher_one_in = fisher_one_in
-        check_line_search(max_kl, accept_ratio, backtrack_coef, line_search_steps)
-        if not damping >= 0:
-            raise ValueError(f"damping is {damping}, must be at least 0, for example 0.1")
-        for name in ("cg_iterations", "fisher_one_in"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1, usually 10")
-        if self.old_log_probs.single_update:
-            raise ValueError(
-                f"old_log_probs {type(self.old_log_probs).__name__} makes every ratio 1, so that "
-                "the line search sees no improvement; use RecomputedLogProbs"
-            )
-        self._check_source()
-
-    def _check_source(self) -> None:
-        source = self.source
-        if source.dtype != "float32":
-            raise ValueError(
-                f"source.dtype {source.dtype} is too coarse for the second derivatives of the KL; "
-                "TRPO needs float32, which PPO does not"
-            )
-        if source.attn_implementation not in DIFFERENTIABLE_TWICE:
-            raise ValueError(
-                f"source.attn_implementation {source.attn_implementation} has no second "
-                "derivative, of which the step of TRPO is made; use sdpa or eager"
-            )
-        if source.dropout:
-            raise ValueError(
-                "source.dropout true gives old and new policy different random numbers, so that "
-                "their KL says nothing of the step; TRPO needs source.dropout false"
-            )
+        check_trpo(self)
 
     def setup(self, stage: str) -> None:
         """Refuse a trainer with which the step cannot be computed."""

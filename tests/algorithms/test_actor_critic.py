@@ -2,10 +2,11 @@
 
 from functools import partial
 
+import jaxtyping
 import pytest
 import torch
 
-from lit_rl.advantages import GAE
+from lit_rl.advantages import GAE, GroupNormalized
 from lit_rl.aggregations import SequenceMean, TokenMean
 from lit_rl.algorithms import GRPO, PPO
 from lit_rl.callbacks import RLCallback
@@ -355,6 +356,21 @@ def test_checkpoint_holds_the_critic_and_not_the_reference(ppo, fit, tmp_path):
 def test_wrong_settings_are_refused(ppo, settings, message):
     with pytest.raises(ValueError, match=message):
         ppo(**settings)
+
+
+@pytest.fixture
+def without_type_checks():
+    """As outside the tests, where no type of an argument is checked."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_an_estimator_without_targets_for_the_critic_is_refused(ppo):
+    message = "GroupNormalized gives the critic of PPO no targets; use .*GAE, or .* such as GRPO"
+    with pytest.raises(ValueError, match=message):
+        ppo(advantage=GroupNormalized())
 
 
 def test_an_estimator_that_reads_values_is_refused_without_a_critic(algorithm):
