@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -86,8 +85,8 @@ class TRPO(ActorCritic):
         loop: the arguments of `ActorCritic`.
 
     Raises:
-        ValueError: for a setting outside its range, and for models, precisions and strategies with
-            which the step would be wrong.
+        ValueError: for a setting outside its range, and for models and precisions with which the
+            step would be wrong.
     """
 
     def __init__(
@@ -123,19 +122,13 @@ class TRPO(ActorCritic):
 
     def setup(self, stage: str) -> None:
         """Refuse a trainer with which the step cannot be computed."""
-        strategy, precision = self.trainer.strategy, str(self.trainer.precision)
-        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
-            raise ValueError(
-                f"trainer.strategy {type(strategy).__name__} shards the weights, but the step of "
-                "TRPO is computed from whole ones on every rank. Use --trainer.strategy auto (one "
-                "device) or ddp, or another algorithm"
-            )
-        if precision != "32-true":
-            raise ValueError(
-                f"trainer.precision {precision} is too coarse for the second derivatives of the "
-                "KL, of which the step of TRPO is made. Use --trainer.precision 32-true"
-            )
         super().setup(stage)
+        if self.trainer.precision != "32-true":
+            raise ValueError(
+                f"trainer.precision {self.trainer.precision} is too coarse for the second "
+                "derivatives of the KL, of which the step of TRPO is made. Use --trainer.precision "
+                "32-true"
+            )
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         if stage == "fit" and datamodule is not None:
             num_rows = datamodule.batch_size * self.group_size // self.num_minibatches
@@ -227,6 +220,11 @@ class TRPO(ActorCritic):
                 backtrack_coef=self.backtrack_coef,
                 max_steps=self.line_search_steps,
             )
+
+    def norms_and_rates(self, updates: list[Update]) -> dict[str, float]:
+        """Return those of the critic: the policy is not moved by the optimizer."""
+        values = super().norms_and_rates(updates)
+        return {name: value for name, value in values.items() if name.startswith("critic/")}
 
     def finish(self, updates: list[Update]) -> None:
         """Count the iteration and log the steps of the policy, too."""

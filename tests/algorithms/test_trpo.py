@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lightning.pytorch.strategies import FSDPStrategy
 
 from lit_rl.advantages import GAE
 from lit_rl.algorithms import TRPO, CurrentLogProbs
@@ -163,7 +162,14 @@ def test_a_rejected_step_leaves_the_policy_bit_for_bit_and_the_critic_learns(trp
     assert all(not torch.equal(a, b) for a, b in pairwise(critics))
     assert seen.metrics[-1]["trust_region/rejected_fraction"] == 1.0
     assert seen.metrics[-1]["trust_region/kl"] == 0.0
-    assert seen.metrics[-1]["grad_norm"] > 0
+    assert seen.metrics[-1]["critic/grad_norm"] > 0
+
+
+def test_what_the_optimizer_would_do_to_the_policy_is_not_logged(trpo, recorded):
+    """It does nothing: a gradient norm or a learning rate would be that of no step."""
+    metrics = recorded(trpo()).metrics[-1]
+    assert metrics.keys() & {"grad_norm", "learning_rate"} == set()
+    assert metrics["critic/learning_rate"] == pytest.approx(0.05)
 
 
 def test_without_any_advantage_there_is_no_step(trpo, recorded):
@@ -328,17 +334,6 @@ def test_refuses_a_critic_that_shares_weights(trpo, fit):
 def test_refuses_mixed_precision(trpo, fit):
     with pytest.raises(ValueError, match=r"trainer.precision bf16-mixed is too coarse"):
         fit(trpo(), precision="bf16-mixed")
-
-
-def test_refuses_a_strategy_that_shards_weights(trpo):
-    class Trainer:
-        strategy = FSDPStrategy()
-        precision = "32-true"
-
-    module = trpo()
-    module._trainer = Trainer()
-    with pytest.raises(ValueError, match=r"FSDPStrategy shards the weights"):
-        module.setup("fit")
 
 
 def test_refuses_fisher_rows_that_do_not_divide_an_update(trpo, fit):
