@@ -171,6 +171,10 @@ def test_explanation_of_another_error_is_its_first_line():
         (["--model.num_minibatches", "3"], "do not divide into num_minibatches 3"),
         (["--data.task", "DataFiles", "--data.task.train_file", "no.jsonl"], "no.jsonl"),
         (["--model.sampling.max_new_tokens", "64"], "the model reads 64"),
+        (
+            ["--model.reward", "RewardModel", "--model.reward.model", "no/folder/there"],
+            "no reward model to load at 'no/folder/there'",
+        ),
     ],
 )
 def test_what_the_set_up_refuses_is_one_readable_error(

@@ -126,8 +126,10 @@ class RLModule(L.LightningModule):
         return None if math.isinf(min(bounds)) else int(min(bounds))
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that the loop cannot honour, before any work is done."""
+        """Refuse settings that the loop cannot honour and rewards that are not there."""
         check_trainer(self.trainer)
+        if stage != "predict":
+            self.reward.setup()
 
     def configure_model(self) -> None:
         """Build the policy, and the reference where a KL term needs one."""

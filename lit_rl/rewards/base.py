@@ -31,6 +31,14 @@ class Reward(ABC):
         """What logs and errors call this reward: the name of its class, in snake_case."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
+    def setup(self) -> None:
+        """Get ready: load what `values` needs, and refuse what is not there.
+
+        Called on every rank before models are built and prompts are answered, maybe more than once.
+        The default does nothing.
+        """
+        return
+
     @abstractmethod
     def values(self, rollout: Rollout) -> Sequence[Value]:
         """Return one value per response, in their order; True and False count as 1 and 0."""
