@@ -22,7 +22,6 @@ from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.reward_shaping import RewardShaping
-from lit_rl.rewards.base import no_response
 from lit_rl.sampler_corrections import SamplerCorrection
 from lit_rl.types import (
     Experience,
@@ -40,6 +39,10 @@ class PolicyGradient(RLModule):
 
     One training step is one iteration: a batch of prompts is answered `group_size` times each, the
     responses are scored, and the policy is updated `update_epochs * num_minibatches` times.
+
+    A reward that applies to no response of the first iteration, on any rank, ends the run. A later
+    iteration of that kind is skipped: no optimizer step is taken, a warning says so once, and the
+    metric `skipped_iterations` counts it.
 
     Args:
         advantage: from rewards to advantages.
@@ -107,6 +110,8 @@ class PolicyGradient(RLModule):
         self.num_minibatches = num_minibatches
         self.skip_zero_advantages = skip_zero_advantages
         self.stop_updates = False
+        self.num_rewarded = 0
+        self.skipped_iterations = 0
         check_policy_gradient(self)
 
     @property
@@ -141,7 +146,11 @@ class PolicyGradient(RLModule):
 
     def training_step(self, prompts: Prompts, batch_idx: int) -> None:
         """One iteration: a Lightning batch is a batch of prompts."""
+        self.num_rewarded = 0
         scored = self.collect(prompts)
+        if not self.num_rewarded:  # nothing counts, so that no optimizer step is taken below
+            self.without_reward(f"iteration {self.iteration + 1}")
+            self.skipped_iterations += 1
         experience = self.prepare(scored)
         call_hooks(self.trainer, "on_rollout", self, scored, experience)
         self.stop_updates = False
@@ -172,10 +181,9 @@ class PolicyGradient(RLModule):
         return self.sample(prompts, self.sampling, group_size=self.group_size, seed=seed)
 
     def score(self, rollout: Rollout) -> ScoredRollout:
-        """Give every response its reward, which must apply to some response on some rank."""
+        """Give every response its reward, where it applies."""
         scored = self.reward(rollout)
-        if not sum_over_ranks((~scored.missing).sum()):
-            raise ValueError(no_response(self.reward))
+        self.num_rewarded += int(sum_over_ranks((~scored.missing).sum()))
         call_hooks(self.trainer, "on_scored", self, scored)
         return scored
 
@@ -322,6 +330,7 @@ class PolicyGradient(RLModule):
                 "iteration": float(self.iteration),
                 "loss": sum_over_ranks(losses.mean()),
                 "num_updates": float(len(updates)),
+                "skipped_iterations": float(self.skipped_iterations),
                 **self.norms_and_rates(updates),
                 "kl_coef": self.kl_coef,
                 "entropy_coef": self.entropy_coef,
@@ -353,9 +362,11 @@ class PolicyGradient(RLModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what the advantage estimator remembers."""
         super().on_save_checkpoint(checkpoint)
+        checkpoint["lit_rl"]["skipped_iterations"] = self.skipped_iterations
         checkpoint["lit_rl"]["advantage"] = self.advantage.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give the advantage estimator its memory back."""
         super().on_load_checkpoint(checkpoint)
+        self.skipped_iterations = checkpoint["lit_rl"].get("skipped_iterations", 0)
         self.advantage.load_state_dict(checkpoint["lit_rl"].get("advantage", {}))

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
@@ -82,6 +83,7 @@ class RLModule(L.LightningModule):
         self.iteration = 0
         self.planned_iterations: int | None = None
         self.training_begun = False
+        self._warned_of_no_reward = False
         self.policy: Policy
         self.validation_samples: list[dict[str, Any]] = []
         if max_grad_norm is not None and max_grad_norm <= 0:
@@ -268,10 +270,27 @@ class RLModule(L.LightningModule):
         """Log the measures over all held-out prompts."""
         values = self.held_out.results()
         if math.isnan(values["val/reward"]):
-            raise ValueError(no_response(self.reward))
+            self.without_reward(f"the validation after iteration {self.iteration}")
         # They are the same on every rank; without a reduction Lightning warns of each of them.
         position = {"step": float(self.iteration), "iteration": float(self.iteration)}
         self.log_dict({**position, **values}, sync_dist=True)
+
+    def without_reward(self, where: str) -> None:
+        """Take note, on all ranks together, that the reward applied to no response.
+
+        Args:
+            where: names the responses, such as "iteration 3".
+
+        Raises:
+            ValueError: before a first iteration is over, since then the configuration is wrong.
+                Later it is a matter of chance, and a warning says so once.
+        """
+        message = f"in {where} {no_response(self.reward)}"
+        if not self.training_begun or self.iteration == 0:
+            raise ValueError(message)
+        if not self._warned_of_no_reward:
+            self._warned_of_no_reward = True
+            rank_zero_warn(f"{message}. Nothing is learnt from them, and the run goes on")
 
     def predict_step(self, prompts: Prompts, batch_idx: int) -> list[dict[str, Any]]:
         """Answer each prompt once, as `sampling` says."""

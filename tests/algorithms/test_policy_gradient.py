@@ -263,6 +263,19 @@ def never(responses: list[str]) -> list[None]:
     return [None] * len(responses)
 
 
+def test_missing_rewards_are_warned_of_once_in_a_run(algorithm, fit):
+    """Their number changes from iteration to iteration; the metrics count them."""
+    numbers = iter([1, 2, 3])
+
+    def some_missing(responses: list[str]) -> list[float | None]:
+        number = next(numbers)
+        return [None] * number + [0.0] * (len(responses) - number)
+
+    with pytest.warns(UserWarning, match="applies to 1 of 24") as caught:
+        fit(algorithm(reward=PythonFunction(some_missing)), iterations=3)
+    assert len([w for w in caught if "no part of the reward" in str(w.message)]) == 1
+
+
 @pytest.mark.parametrize("validation", [False, True])
 def test_reward_that_applies_to_no_response_is_an_error(algorithm, fit, validation):
     settings = {"num_sanity_val_steps": -1, "limit_val_batches": 1.0} if validation else {}
