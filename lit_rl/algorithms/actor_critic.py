@@ -91,9 +91,9 @@ class ActorCritic(PolicyGradient):
         return self.iteration >= self.critic_warmup
 
     def configure_model(self) -> None:
-        """Build the policy and the critic."""
+        """Build the policy; to train it, also the critic."""
         super().configure_model()
-        if not hasattr(self, "critic"):
+        if self.is_for_training and not hasattr(self, "critic"):
             self.critic = self.critic_source.critic(self.policy, self.tokenizer)
             if self.gradient_checkpointing:
                 self.critic.enable_gradient_checkpointing()
@@ -117,6 +117,15 @@ class ActorCritic(PolicyGradient):
             first_step=self.critic_warmup * self.steps_per_iteration,
         )
         return [actor, schedule(self.critic_lr_schedule, warmup_steps=0, total_steps=total_steps)]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave the weights of the critic out where held-out prompts are answered without it."""
+        super().on_load_checkpoint(checkpoint)
+        if not hasattr(self, "critic"):
+            weights = checkpoint["state_dict"].items()
+            checkpoint["state_dict"] = {
+                name: weight for name, weight in weights if not name.startswith("critic.")
+            }
 
     def on_train_start(self) -> None:
         """Put the critic into training mode, too."""

@@ -143,7 +143,7 @@ class TRPO(ActorCritic):
     def configure_model(self) -> None:
         """Build policy and critic, which must not share weights."""
         super().configure_model()
-        if self.critic.backbone is None:
+        if self.is_for_training and self.critic.backbone is None:
             raise ValueError(
                 f"critic {type(self.critic_source).__name__} reads the policy's own hidden states, "
                 "but the value loss may not move the policy out of its trust region; use "

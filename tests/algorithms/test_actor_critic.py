@@ -340,6 +340,34 @@ def test_checkpoint_holds_the_critic_and_not_the_reference(ppo, fit, tmp_path):
     assert torch.equal(state["critic.head.weight"], module.critic.head.weight.detach())
 
 
+VALIDATE = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+
+
+def test_held_out_prompts_are_answered_without_critic_and_reference(ppo, fit, data, tmp_path):
+    """A checkpoint of the whole is read all the same; what it says is what training said."""
+    path = tmp_path / "two.ckpt"
+    trainer = fit(ppo(kl_coef=0.1), iterations=2, **VALIDATE)
+    trainer.save_checkpoint(path)
+    expected = float(trainer.callback_metrics["val/reward"])
+    for stage in ("validate", "predict"):
+        module = ppo(kl_coef=0.1)
+        result = getattr(trainer, stage)(module, datamodule=data(), ckpt_path=path)
+        assert module.reference is None
+        assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"policy"}
+        if stage == "validate":
+            assert result[0]["val/reward"] == expected
+
+
+def test_a_module_that_has_answered_is_trained_as_a_new_one(ppo, fit, data):
+    """Its critic starts from its policy, its KL is to the policy that the source gives."""
+    new, used = ppo(kl_coef=0.1), ppo(kl_coef=0.1)
+    trainer = fit(new, iterations=2, **VALIDATE)
+    trainer.validate(used, datamodule=data())
+    fit(used, iterations=2)
+    for model in ("policy", "critic", "reference"):
+        assert torch.equal(flat(getattr(used, model)), flat(getattr(new, model)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
