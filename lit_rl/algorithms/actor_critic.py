@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.minibatches import micro_batch_rows
+from lit_rl.algorithms.optimization import left_out
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.algorithms.setting_checks import check_actor_critic
@@ -20,10 +21,12 @@ from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.types import (
     ActorCriticOutput,
     CriticExperience,
+    CriticOutput,
     Experience,
-    PolicyOutput,
+    ModelOutput,
     ScoredRollout,
     Sequences,
+    Update,
     ValuedRollout,
 )
 from lit_rl.value_losses import ClippedSquaredError, ValueLoss
@@ -47,8 +50,11 @@ class ActorCritic(PolicyGradient):
         critic_lr: learning rate of the critic; None: that of the policy.
         critic_weight_decay: weight decay of the critic.
         critic_lr_schedule: course of the critic's learning rate, stepped once per optimizer step.
+        critic_lr_warmup_steps: optimizer steps over which the critic's learning rate rises from 0:
+            AdamW's first steps are as large as the learning rate, whatever the gradient.
         critic_warmup: iterations in which the critic alone is trained; the policy's own schedule
-            begins behind them.
+            begins behind them. A critic with a backbone of its own is then trained without a pass
+            of the policy.
         loop: the arguments of `PolicyGradient`.
 
     Raises:
@@ -69,6 +75,7 @@ class ActorCritic(PolicyGradient):
         critic_lr: float | None = None,
         critic_weight_decay: float = 0.0,
         critic_lr_schedule: Shape = "constant",
+        critic_lr_warmup_steps: int = 0,
         critic_warmup: int = 0,
         **loop: Any,
     ) -> None:
@@ -81,7 +88,9 @@ class ActorCritic(PolicyGradient):
         self.critic_lr = critic_lr
         self.critic_weight_decay = critic_weight_decay
         self.critic_lr_schedule = critic_lr_schedule
+        self.critic_lr_warmup_steps = critic_lr_warmup_steps
         self.critic_warmup = critic_warmup
+        self.policy_rests = False
         self.critic: Critic
         check_actor_critic(self)
 
@@ -116,7 +125,12 @@ class ActorCritic(PolicyGradient):
             total_steps=total_steps,
             first_step=self.critic_warmup * self.steps_per_iteration,
         )
-        return [actor, schedule(self.critic_lr_schedule, warmup_steps=0, total_steps=total_steps)]
+        critic = schedule(
+            self.critic_lr_schedule,
+            warmup_steps=self.critic_lr_warmup_steps,
+            total_steps=total_steps,
+        )
+        return [actor, critic]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the weights of the critic out where held-out prompts are answered without it."""
@@ -173,8 +187,23 @@ class ActorCritic(PolicyGradient):
             CriticExperience, old_values=values, returns=self.advantage.returns(valued)
         )
 
-    def forward_pass(self, experience: Experience) -> ActorCriticOutput:
-        """Return what policy and critic say of a micro-batch, with gradient."""
+    def moves_policy(self, index: int) -> bool:
+        """Return whether an update of the iteration under way moves the policy.
+
+        Args:
+            index: its number within the iteration, from 0.
+        """
+        return self.trains_policy
+
+    def update(self, experience: Experience, rows: Tensor, index: int) -> Update:
+        """Take one optimizer step on the given rows, of the critic alone where the policy rests."""
+        self.policy_rests = self.critic.backbone is not None and not self.moves_policy(index)
+        return super().update(experience, rows, index)
+
+    def forward_pass(self, experience: Experience) -> CriticOutput:
+        """Return what policy and critic, or the critic alone, say of a micro-batch."""
+        if self.policy_rests:
+            return CriticOutput(values=self.values(experience, None).values)
         hidden = self.policy.hidden_states(experience.ids, experience.attention_mask)
         output = self.policy.score(
             hidden,
@@ -186,17 +215,26 @@ class ActorCritic(PolicyGradient):
         return output.extended(ActorCriticOutput, values=values)
 
     def loss(
-        self, output: PolicyOutput, experience: Experience, totals: Totals
+        self, output: ModelOutput, experience: Experience, totals: Totals
     ) -> Float[Tensor, ""]:
         """Return this part of the joint loss of an optimizer step; parts of one step add up."""
-        actor = super().loss(output, experience, totals)
+        if self.policy_rests:
+            actor = left_out(self.policy.parameters(), self.trainer)
+        else:
+            actor = self.actor_loss(output, experience, totals)
         return actor + self.value_coef * self.critic_loss(output, experience, totals)
 
+    def actor_loss(
+        self, output: ModelOutput, experience: Experience, totals: Totals
+    ) -> Float[Tensor, ""]:
+        """Return this part of the policy's loss of an optimizer step."""
+        return super().loss(output, experience, totals)
+
     def critic_loss(
-        self, output: PolicyOutput, experience: Experience, totals: Totals
+        self, output: ModelOutput, experience: Experience, totals: Totals
     ) -> Float[Tensor, ""]:
         """Return this part of the value loss of an optimizer step."""
-        assert isinstance(output, ActorCriticOutput)
+        assert isinstance(output, CriticOutput)
         assert isinstance(experience, CriticExperience)
         per_token = self.value_loss(output.values, experience)
         return self.aggregation(per_token, experience.mask, totals)

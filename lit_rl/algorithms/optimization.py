@@ -1,18 +1,20 @@
 """What manual optimization leaves to the module: schedules, clipping, ranks, resumed settings."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch
+from jaxtyping import Float
 from lightning.pytorch.strategies import (
     DDPStrategy,
     ParallelStrategy,
     SingleDeviceStrategy,
     Strategy,
 )
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -67,6 +69,17 @@ def accumulate(trainer: L.Trainer, *, last: bool) -> Iterator[None]:
     else:
         with trainer.strategy.block_backward_sync():
             yield
+
+
+def left_out(parameters: Iterable[nn.Parameter], trainer: L.Trainer) -> Float[Tensor, ""]:
+    """Return a 0 to add to a loss that parameters take no part in.
+
+    Data parallel ranks wait for the gradient of every parameter: there, theirs is 0. On one device
+    they have none.
+    """
+    if not isinstance(trainer.strategy, ParallelStrategy):
+        return torch.zeros(())
+    return 0.0 * torch.stack([p.sum() for p in parameters if p.requires_grad]).sum()
 
 
 def clip_grad_norms(

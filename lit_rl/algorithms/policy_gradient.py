@@ -25,6 +25,7 @@ from lit_rl.reward_shaping import RewardShaping
 from lit_rl.sampler_corrections import SamplerCorrection
 from lit_rl.types import (
     Experience,
+    ModelOutput,
     PolicyOutput,
     Prompts,
     Rollout,
@@ -161,7 +162,7 @@ class PolicyGradient(RLModule):
                     break
                 update = self.update(experience, rows, index=len(updates))
                 call_hooks(self.trainer, "on_minibatch", self, update)
-                updates.append(replace(update, micro_batches=()))  # the numbers stay
+                updates.append(replace(update, passes=()))  # the numbers stay
         self.finish(updates)
 
     def collect(self, prompts: Prompts) -> ScoredRollout:
@@ -274,7 +275,7 @@ class PolicyGradient(RLModule):
         trained = minibatch if weight else experience.select(rows.new_zeros(1))
 
         optimizer, loss = self.raw_optimizer, torch.zeros((), device=self.device)
-        micro_batches = []
+        passes = []
         groups = micro_batch_rows(trained, self.micro_batch_tokens)
         for number, group in enumerate(groups, start=1):
             micro_batch = trained.select(group).trimmed()
@@ -284,7 +285,7 @@ class PolicyGradient(RLModule):
                 # Data parallel strategies average over ranks what the totals make a sum.
                 self.manual_backward(part * self.trainer.world_size)
             loss += part.detach()
-            micro_batches.append((micro_batch, output.map_tensors(Tensor.detach)))
+            passes.append((micro_batch, output.map_tensors(Tensor.detach)))
 
         where = f"iteration {self.iteration + 1}, update {index + 1}"
         grad_norms = clip_grad_norms(optimizer, self.max_grad_norm, where)
@@ -293,20 +294,21 @@ class PolicyGradient(RLModule):
             self.scheduler.step()
         optimizer.zero_grad(set_to_none=True)
         return Update(
-            micro_batches=tuple(micro_batches) if weight else (),
+            passes=tuple(passes) if weight else (),
             loss=loss,
             grad_norms=grad_norms,
             index=index,
         )
 
-    def forward_pass(self, experience: Experience) -> PolicyOutput:
+    def forward_pass(self, experience: Experience) -> ModelOutput:
         """Return what the models say of a micro-batch, with gradient."""
         return self.output(self.policy, experience)
 
     def loss(
-        self, output: PolicyOutput, experience: Experience, totals: Totals
+        self, output: ModelOutput, experience: Experience, totals: Totals
     ) -> Float[Tensor, ""]:
         """Return this part of the loss of an optimizer step; parts of one step add up."""
+        assert isinstance(output, PolicyOutput)
         if experience.old_log_probs is None:
             experience = replace(experience, old_log_probs=output.log_probs.detach())
         per_token = self.policy_loss(output.log_probs, experience)

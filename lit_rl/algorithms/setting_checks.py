@@ -135,7 +135,7 @@ def check_actor_critic(loop: Any) -> None:
     for name in ("value_coef", "critic_lr"):
         if getattr(loop, name) is not None and not getattr(loop, name) > 0:
             raise ValueError(f"{name} is {getattr(loop, name)}, must be above 0")
-    for name in ("critic_weight_decay", "critic_warmup"):
+    for name in ("critic_weight_decay", "critic_lr_warmup_steps", "critic_warmup"):
         if getattr(loop, name) < 0:
             raise ValueError(f"{name} is {getattr(loop, name)}, must be at least 0")
     if loop.skip_zero_advantages:

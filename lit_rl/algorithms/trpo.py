@@ -155,11 +155,15 @@ class TRPO(ActorCritic):
         for parameter in self.policy.parameters():
             parameter.grad = None
 
+    def moves_policy(self, index: int) -> bool:
+        """Return whether an update is one of the first epoch, behind the warm-up of the critic."""
+        return super().moves_policy(index) and index < self.num_minibatches
+
     def update(self, experience: Experience, rows: Tensor, index: int) -> TrustRegionUpdate:
         """Take one optimizer step of the critic, and in the first epoch the step of the policy."""
         update = super().update(experience, rows, index)
         step = None
-        if self.trains_policy and index < self.num_minibatches:
+        if self.moves_policy(index):
             step = self.policy_step(experience, rows, self.fisher_rows(index))
         return TrustRegionUpdate(**vars(update), policy_step=step)
 

@@ -1,5 +1,6 @@
 """The critic is trained, read at the right place, clipped and scheduled apart from the actor."""
 
+import math
 from functools import partial
 
 import jaxtyping
@@ -8,8 +9,8 @@ import torch
 
 from lit_rl.advantages import GAE, GroupNormalized
 from lit_rl.aggregations import SequenceMean, TokenMean
-from lit_rl.algorithms import GRPO, PPO
-from lit_rl.callbacks import RLCallback
+from lit_rl.algorithms import GRPO, PPO, PenalizedTRPO
+from lit_rl.callbacks import CriticMetrics, RatioMetrics, RewardMetrics, RLCallback
 from lit_rl.generation import SamplingSettings
 from lit_rl.models import PolicyBackbone, SharedTrunk
 from lit_rl.rewards import PythonFunction
@@ -241,6 +242,76 @@ def test_warm_up_trains_the_critic_alone(ppo, fit, critic):
     assert steps == [{1}, {3}]
 
 
+class CountedPasses(RLCallback):
+    """Counts the passes of the policy with gradient in each iteration."""
+
+    def __init__(self):
+        self.numbers, self.metrics = [], []
+
+    def on_fit_start(self, trainer, module):
+        module.policy.base_model.register_forward_hook(self.count)
+
+    def count(self, *_):
+        self.numbers[-1] += torch.is_grad_enabled()
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.numbers.append(0)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.metrics.append({name: float(v) for name, v in trainer.callback_metrics.items()})
+
+
+@KINDS
+def test_a_policy_that_rests_takes_no_part_in_the_warm_up(ppo, fit, critic):
+    """Unless the critic reads its hidden states. What is not measured is not logged as a number."""
+    passes = CountedPasses()
+    module = ppo(critic=critic, critic_warmup=1, update_epochs=3)
+    logs = [RewardMetrics(), RatioMetrics(), CriticMetrics()]
+    fit(module, iterations=2, callbacks=[*logs, passes])
+    rests = critic == PolicyBackbone()
+    assert passes.numbers == [0 if rests else 3, 3]
+    first, second = passes.metrics
+    for name in ("policy/entropy", "ratio/mean", "sampler/abs_difference_mean"):
+        assert math.isnan(first[name]) == rests
+        assert math.isfinite(second[name])
+    assert (first["grad_norm"] == 0) == rests
+    assert second["grad_norm"] > 0
+    for metrics in passes.metrics:
+        assert metrics["critic/grad_norm"] > 0
+        assert metrics["critic/value_loss"] > 0
+
+
+@pytest.mark.parametrize("kind", [PPO, PenalizedTRPO])
+def test_the_critic_learns_beside_a_resting_policy_as_beside_any(ppo, fit, kind):
+    class NeverRests(kind):
+        def moves_policy(self, index):
+            return True
+
+    modules = []
+    for algorithm_kind in (kind, NeverRests):
+        module = ppo(kind=algorithm_kind, critic_warmup=2, update_epochs=2, num_minibatches=2)
+        fit(module, iterations=3)
+        modules.append(module)
+    torch.testing.assert_close(flat(modules[0].critic), flat(modules[1].critic), rtol=0, atol=1e-7)
+    torch.testing.assert_close(flat(modules[0].policy), flat(modules[1].policy), rtol=0, atol=1e-7)
+
+
+def test_the_learning_rate_of_the_critic_rises_over_its_own_steps(ppo, fit):
+    """To 0.1 over 4 optimizer steps, then by a straight line to 0 over the other 6; two a rollout.
+
+    The step after update k takes the rate of k + 1 steps.
+    """
+    recorder = Recorder()
+    module = ppo(
+        critic_lr=0.1, critic_lr_warmup_steps=4, critic_lr_schedule="linear", num_minibatches=2
+    )
+    fit(module, iterations=5, callbacks=[recorder])
+    actor, critic = zip(*recorder.rates, strict=True)
+    rises, falls = [0.025, 0.05, 0.075, 0.1], [0.1 * left / 6 for left in (5, 4, 3, 2, 1, 0)]
+    assert critic == pytest.approx([*rises, *falls])
+    assert actor == pytest.approx([0.5] * 10)
+
+
 def test_the_schedule_of_the_actor_begins_behind_the_warm_up(ppo, fit):
     """After 1 of 5 steps the actor's 0.5 falls over 4; the critic's 0.1 over all 5 by a cosine."""
     recorder = Recorder()
@@ -373,6 +444,7 @@ def test_a_module_that_has_answered_is_trained_as_a_new_one(ppo, fit, data):
     [
         ({"critic_lr": 0.0}, "critic_lr is 0.0, must be above 0"),
         ({"value_coef": -1.0}, "value_coef is -1.0, must be above 0"),
+        ({"critic_lr_warmup_steps": -1}, "critic_lr_warmup_steps is -1, must be at least 0"),
         ({"critic_warmup": -1}, "critic_warmup is -1, must be at least 0"),
         ({"skip_zero_advantages": True}, "for algorithms without a critic"),
         (

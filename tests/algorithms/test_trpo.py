@@ -10,7 +10,7 @@ import torch
 
 from lit_rl.advantages import GAE
 from lit_rl.algorithms import TRPO, CurrentLogProbs
-from lit_rl.callbacks import RLCallback
+from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback, StopOnKL
 from lit_rl.functional import response_hidden
 from lit_rl.models import SharedTrunk
 from lit_rl.models.fisher import fisher_product, flat, plain_attention
@@ -187,6 +187,34 @@ def test_only_the_first_epoch_moves_the_policy(trpo, recorded):
     assert len({float(critic.double().sum()) for critic in seen.critics}) == 6
 
 
+def test_the_policy_takes_no_part_in_epochs_that_do_not_move_it(trpo, fit, weights):
+    """The critic learns the same as beside it, and the metrics are those of the first epoch."""
+
+    class WithPass(TRPO):
+        def update(self, experience, rows, index):
+            update = super().update(experience, rows, index)
+            self.seen = [*getattr(self, "seen", []), bool(update.micro_batches)]
+            return update
+
+    class WithPolicy(WithPass):
+        def forward_pass(self, experience):
+            self.policy_rests = False
+            return super().forward_pass(experience)
+
+    results = []
+    for kind in (WithPass, WithPolicy):
+        module = trpo(kind=kind, update_epochs=3, num_minibatches=2)
+        trainer = fit(module, iterations=1, callbacks=[RatioMetrics(), RewardMetrics()])
+        entropy = trainer.callback_metrics["policy/entropy"]
+        results.append((module.seen, weights(module), flat(module.critic.parameters()), entropy))
+    (seen, policy, critic, entropy), (all_seen, policy_beside, critic_beside, _) = results
+    assert seen == [True] * 2 + [False] * 4
+    assert all_seen == [True] * 6
+    assert torch.equal(policy, policy_beside)
+    torch.testing.assert_close(critic, critic_beside, rtol=0, atol=1e-7)
+    assert entropy > 0
+
+
 def test_each_step_keeps_to_the_limit_from_the_policy_before_it(trpo, recorded):
     """On the rows of its own minibatch."""
     module = trpo(num_minibatches=2, update_epochs=1, max_kl=0.005)
@@ -231,8 +259,8 @@ def test_the_size_of_micro_batches_changes_no_step(trpo, recorded):
     whole, pieces = (
         recorded(trpo(micro_batch_tokens=size, **settings), iterations=2) for size in (10_000, 24)
     )
-    assert [len(update.micro_batches) for update in whole.updates] == [1] * 8
-    assert min(len(update.micro_batches) for update in pieces.updates) > 2
+    assert [len(update.passes) for update in whole.updates] == [1] * 8
+    assert min(len(update.passes) for update in pieces.updates) > 2
     moved = vector(whole.policies[-1]) - vector(whole.before[0])
     assert moved.abs().max() > 0.01
     torch.testing.assert_close(
@@ -334,6 +362,12 @@ def test_refuses_a_critic_that_shares_weights(trpo, fit):
 def test_refuses_mixed_precision(trpo, fit):
     with pytest.raises(ValueError, match=r"trainer.precision bf16-mixed is too coarse"):
         fit(trpo(), precision="bf16-mixed")
+
+
+def test_refuses_to_stop_updates_of_which_one_moves_the_policy(trpo, fit):
+    with pytest.raises(ValueError, match="TRPO moves the policy in the first one alone"):
+        fit(trpo(), callbacks=[StopOnKL(limit=0.1)])
+    fit(trpo(num_minibatches=2), iterations=1, callbacks=[StopOnKL(limit=0.1)])
 
 
 def test_refuses_fisher_rows_that_do_not_divide_an_update(trpo, fit):
