@@ -37,7 +37,8 @@ class RLCallback(Callback):
 
             class StopAtEntropy(RLCallback):
                 def on_minibatch(self, trainer, module, update):
-                    batches = update.micro_batches  # none on a rank that had no row
+                    # None on a rank that had no row, or where a critic alone is trained.
+                    batches = update.micro_batches
                     low = any(out.entropy[exp.mask].mean() < 0.01 for exp, out in batches)
                     # All ranks have to stop together.
                     stop = trainer.strategy.reduce_boolean_decision(low, all=False)
