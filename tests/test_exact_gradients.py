@@ -741,6 +741,7 @@ OLD_POLICY = {
         GRPO,
         from_old(without_far_negatives),
         policy_loss=OffPolicySequenceMask(ClippedSurrogate(), max_kl=0.01),
+        update_epochs=2,  # it is of no use in the first update; the gradient is of one here, too
         **NO_KL,
     ),
 }

@@ -19,7 +19,8 @@ class ReferenceSync(RLCallback):
     these moments it stays frozen, and it shares no tensor with the policy.
 
     A checkpoint holds the weights of the reference; without this callback it does not, since the
-    reference is what the policy was at the start.
+    reference is what the policy was at the start. A run that goes on from a moved reference without
+    this callback is refused.
 
     Args:
         every_n_iterations: iterations from one move to the next.
@@ -27,6 +28,7 @@ class ReferenceSync(RLCallback):
     """
 
     needs_reference: ClassVar[bool] = True
+    moves_reference: ClassVar[bool] = True
 
     def __init__(self, every_n_iterations: int, weight: float = 1.0) -> None:
         if every_n_iterations < 1:
@@ -67,6 +69,7 @@ class ReferenceSync(RLCallback):
         pairs = zip(module.reference.parameters(), module.policy.parameters(), strict=True)
         for reference, parameter in pairs:
             reference.lerp_(parameter, self.weight)
+        module.reference_moved = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
@@ -78,5 +81,5 @@ class ReferenceSync(RLCallback):
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Give the reference its weights back; one that has never moved is what it was."""
-        if STATE in checkpoint:
+        if STATE in checkpoint and pl_module.reference is not None:
             pl_module.reference.load_state_dict(checkpoint[STATE])
