@@ -1,4 +1,4 @@
-"""Prompts and responses in one row without padding, each prompt once for all its responses."""
+"""Prompts and responses in one row without padding; what rows begin with in common stands once."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +17,18 @@ KEY_COST = 32
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSequences:
-    """Rows that share their prompt, as one row: the different prompts, then all responses.
+    """A batch as one row: what all prompts begin with, the rest of each prompt, all responses.
 
-    The order of the tokens is that of the prompts, then that of the rows. Made by `packed`.
+    Made by `packed`.
 
     Attributes:
         ids: token ids.
         positions: position of each token in its own sequence.
         prompt_of_row: for each row of the batch its prompt.
         prompt_lengths: tokens of each prompt.
+        prompt_tokens: where in the row the tokens of each prompt stand, the common ones included;
+            behind the last one, that again.
+        num_prompt_tokens: tokens of the row that stand before the responses.
         lengths: tokens of each row's response that are read.
     """
 
@@ -33,17 +36,14 @@ class PackedSequences:
     positions: Int[Tensor, " flat"]
     prompt_of_row: Int[Tensor, " rollouts"]
     prompt_lengths: Int[Tensor, " prompts"]
+    prompt_tokens: Int[Tensor, "prompts prompt_tokens"]
+    num_prompt_tokens: int
     lengths: Int[Tensor, " rollouts"]
-
-    @property
-    def prompt_starts(self) -> Int[Tensor, " prompts"]:
-        """Where each prompt begins in the row."""
-        return self.prompt_lengths.cumsum(0) - self.prompt_lengths
 
     @property
     def response_starts(self) -> Int[Tensor, " rollouts"]:
         """Where each response begins in the row."""
-        return self.prompt_lengths.sum() + self.lengths.cumsum(0) - self.lengths
+        return self.num_prompt_tokens + self.lengths.cumsum(0) - self.lengths
 
     def states(
         self, hidden: Float[Tensor, "flat hidden"], num_states: int
@@ -54,7 +54,7 @@ class PackedSequences:
             hidden: states of the tokens of the row.
             num_states: number of columns; those without a state repeat the last one.
         """
-        last_of_prompt = (self.prompt_starts + self.prompt_lengths - 1)[self.prompt_of_row]
+        last_of_prompt = self.prompt_tokens[self.prompt_of_row, -1]
         columns = torch.arange(num_states, device=hidden.device)
         columns = columns.minimum(self.lengths[:, None])
         within = self.response_starts[:, None] + columns - 1
@@ -63,7 +63,7 @@ class PackedSequences:
 
 
 def packed(sequences: Sequences, *, with_end: bool) -> PackedSequences:
-    """Pack sequences; rows with equal prompts share one.
+    """Pack sequences; rows with equal prompts share one, and all what their prompts begin with.
 
     Args:
         sequences: rows whose mask is True up to the last counting token, or False throughout.
@@ -72,21 +72,45 @@ def packed(sequences: Sequences, *, with_end: bool) -> PackedSequences:
     """
     masked_ids = torch.where(sequences.prompt_mask, sequences.prompt_ids, -1)
     prompts, prompt_of_row = masked_ids.unique(dim=0, return_inverse=True)
-    own = prompts >= 0
+    prompt_lengths = (prompts >= 0).sum(1)
+    # From left-padded to right-padded, where the last token is repeated.
+    columns = torch.arange(int(prompt_lengths.max()), device=prompts.device)
+    columns = columns.minimum(prompt_lengths[:, None] - 1)
+    prompts = prompts.gather(1, prompts.shape[1] - prompt_lengths[:, None] + columns)
+    prompt_tokens = _places_in_row(prompts, prompt_lengths, columns)
+    prompt_ids, prompt_positions = (
+        prompts.new_zeros(int(prompt_tokens.max()) + 1).index_put((prompt_tokens,), values)
+        for values in (prompts, columns)
+    )
+
     lengths = sequences.mask.sum(1)
     if not with_end:
         lengths = (lengths - 1).clamp(min=0)
-    prompt_lengths = own.sum(1)
     columns = torch.arange(sequences.mask.shape[1], device=lengths.device)
     read = columns < lengths[:, None]
-    first_positions = prompt_lengths[prompt_of_row]
+    positions = prompt_lengths[prompt_of_row][:, None] + columns
     return PackedSequences(
-        ids=torch.cat([prompts[own], sequences.response_ids[read]]),
-        positions=torch.cat([(own.cumsum(1) - 1)[own], (first_positions[:, None] + columns)[read]]),
+        ids=torch.cat([prompt_ids, sequences.response_ids[read]]),
+        positions=torch.cat([prompt_positions, positions[read]]),
         prompt_of_row=prompt_of_row,
         prompt_lengths=prompt_lengths,
+        prompt_tokens=prompt_tokens,
+        num_prompt_tokens=len(prompt_ids),
         lengths=lengths,
     )
+
+
+def _places_in_row(
+    prompts: Int[Tensor, "prompts prompt_tokens"],
+    lengths: Int[Tensor, " prompts"],
+    columns: Int[Tensor, "prompts prompt_tokens"],
+) -> Int[Tensor, "prompts prompt_tokens"]:
+    """Lay out what all prompts begin with, and then the rest of each."""
+    num_common = int((prompts == prompts[0]).all(dim=0).long().cumprod(0).sum())
+    num_common = min(num_common, int(lengths.min()))
+    own = lengths - num_common
+    starts = num_common + own.cumsum(0) - own
+    return torch.where(columns < num_common, columns, starts[:, None] + columns - num_common)
 
 
 @dataclass(frozen=True)
@@ -174,7 +198,7 @@ def response_blocks(packed: PackedSequences, rows_per_block: int) -> Blocks:
     prompt_block = torch.arange(num_blocks, device=device).repeat_interleave(widths)
     within = torch.arange(len(prompt_block), device=device)
     within = within - (widths.cumsum(0) - widths)[prompt_block]
-    prompt_token = packed.prompt_starts[prompt_of_block][prompt_block] + within
+    prompt_token = packed.prompt_tokens[prompt_of_block[prompt_block], within]
 
     queries, query_rows, query_positions = _tables(
         block[row], place, num_blocks, (token, 0), (row, -3), (position, -1)
@@ -224,12 +248,15 @@ class PackedAttention:
     _bias: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lengths = self.packed.prompt_lengths
-        columns = torch.arange(int(lengths.max()), device=lengths.device)
-        self.prompt_places = (columns < lengths[:, None]).flatten().nonzero()[:, 0]
-        # A place without a token repeats the prompt's last one, which nobody asks.
-        self.prompt_table = self.packed.prompt_starts[:, None] + columns.minimum(
-            lengths[:, None] - 1
+        table = self.prompt_table = self.packed.prompt_tokens
+        columns = torch.arange(table.shape[1], device=table.device)
+        has_token = columns < self.packed.prompt_lengths[:, None]
+        places = torch.arange(table.numel(), device=table.device).view(table.shape)
+        # A token that several prompts have in common is taken from the first of them.
+        self.prompt_places = (
+            torch.full_like(table[0, :1], table.numel())
+            .repeat(self.packed.num_prompt_tokens)
+            .scatter_reduce(0, table[has_token], places[has_token], "amin")
         )
         self.blocks = cheapest_blocks(self.packed) if self.packed.lengths.any() else None
 

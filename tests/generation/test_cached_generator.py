@@ -103,7 +103,7 @@ def test_looking_seldom_for_ends_changes_nothing(prompts_of, monkeypatch, steps)
 
 
 def test_a_prompt_is_read_once_and_a_response_that_ended_no_more(prompts_of):
-    """By hand: 3 different prompts of 11 tokens; then at each step the rows that still run."""
+    """By hand: 3 prompts of 11 tokens, which all begin with 1; then at each step what still runs."""
     policy, tokenizer = policy_of("llama")
     policy.fits_group_cache = True  # without the comparison
     read = []
@@ -114,7 +114,7 @@ def test_a_prompt_is_read_once_and_a_response_that_ended_no_more(prompts_of):
         policy, tokenizer, prompts_of(ROWS), SAMPLING, group_size=5, seed=(3,)
     )
     lengths = rollout.mask.sum(1)
-    assert read == [11, *(int((lengths > step).sum()) for step in range(1, int(lengths.max())))]
+    assert read == [9, *(int((lengths > step).sum()) for step in range(1, int(lengths.max())))]
 
 
 def test_places_of_ended_responses_are_taken_by_the_last_ones():
@@ -124,6 +124,8 @@ def test_places_of_ended_responses_are_taken_by_the_last_ones():
         positions=torch.tensor([0, 0]),
         prompt_of_row=torch.tensor([0, 1]),
         prompt_lengths=torch.tensor([1, 1]),
+        prompt_tokens=torch.tensor([[0], [1]]),
+        num_prompt_tokens=2,
         lengths=torch.tensor([0, 0]),
     )
     cache = GroupCache(PromptCache(rows), torch.tensor([0, 0, 0, 1, 1, 1]), max_new_tokens=4)

@@ -52,23 +52,35 @@ def both(policy, batch, function):
     return results
 
 
-def test_each_prompt_stands_once_before_all_responses():
-    """By hand: `unique` sorts B (-1, 1, 13) before A (1, 7, 11); last tokens are not read."""
+def test_what_rows_have_in_common_stands_once():
+    """By hand: both prompts begin with 1; `unique` sorts B before A; last tokens are not read."""
     rows = packed(BATCH, with_end=False)
-    assert rows.ids.tolist() == [1, 13, 1, 7, 11, 5, 6, 9, 8, 5, 9, 9]
-    assert rows.positions.tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 2, 3, 2, 3]
+    assert rows.ids.tolist() == [1, 13, 7, 11, 5, 6, 9, 8, 5, 9, 9]
+    assert rows.positions.tolist() == [0, 1, 1, 2, 3, 4, 5, 2, 3, 2, 3]
     assert rows.prompt_of_row.tolist() == [1, 0, 1, 1, 0]
+    assert rows.prompt_tokens.tolist() == [[0, 1, 1], [0, 2, 3]]
     whole = packed(BATCH, with_end=True)
-    assert len(whole.ids) == 5 + BATCH.mask.sum()
+    assert len(whole.ids) == 4 + BATCH.mask.sum()
+
+
+def test_a_prompt_may_be_the_beginning_of_another():
+    """By hand: (1, 13) and (1, 13, 5): the second adds a token."""
+    ids = torch.tensor([[0, 1, 13], [1, 13, 5]])
+    batch = BATCH.select(torch.tensor([1, 0]))
+    batch = replace(batch, prompt_ids=ids, prompt_mask=ids > 0)
+    rows = packed(batch, with_end=False)
+    assert rows.ids[:3].tolist() == [1, 13, 5]
+    assert rows.num_prompt_tokens == 3
+    assert rows.prompt_tokens.tolist() == [[0, 1, 1], [0, 1, 2]]
 
 
 def test_states_are_those_before_each_token():
     """By hand, with the state of a token being its place in the row of the test above."""
-    states = packed(BATCH, with_end=False).states(torch.arange(12.0)[:, None], 4)[..., 0]
-    assert states[0].tolist() == [4, 5, 6, 7]  # the last token of prompt A, then its own
-    assert states[1, :2].tolist() == [1, 8]
-    assert states[2, :2].tolist() == [4, 9]
-    assert states[4, :3].tolist() == [1, 10, 11]
+    states = packed(BATCH, with_end=False).states(torch.arange(11.0)[:, None], 4)[..., 0]
+    assert states[0].tolist() == [3, 4, 5, 6]  # the last token of prompt A, then its own
+    assert states[1, :2].tolist() == [1, 7]
+    assert states[2, :2].tolist() == [3, 8]
+    assert states[4, :3].tolist() == [1, 9, 10]
 
 
 @pytest.mark.parametrize("rows_per_block", [1, 2, 3, 8])
@@ -78,17 +90,16 @@ def test_a_response_attends_to_its_prompt_and_to_itself(rows_per_block):
     rows = packed(batch, with_end=True)
     blocks = response_blocks(rows, rows_per_block)
     attends = blocks.attends(None)
-    queries, num_prompt_tokens = 0, int(rows.prompt_lengths.sum())
+    queries = 0
     for number, place in enumerate(blocks.places.tolist()):
         block, query = divmod(place, blocks.queries.shape[1])
-        token = num_prompt_tokens + number
+        token = rows.num_prompt_tokens + number
         assert blocks.queries[block, query] == token
         seen = sorted(blocks.keys[block][attends[block, query]].tolist())
         row = int((rows.response_starts <= token).nonzero().max())
         prompt = int(rows.prompt_of_row[row])
-        start = int(rows.prompt_starts[prompt])
-        own = range(int(rows.response_starts[row]), token + 1)
-        assert seen == [*range(start, start + int(rows.prompt_lengths[prompt])), *own]
+        of_prompt = rows.prompt_tokens[prompt, : int(rows.prompt_lengths[prompt])].tolist()
+        assert seen == [*of_prompt, *range(int(rows.response_starts[row]), token + 1)]
         queries += 1
     assert queries == batch.mask.sum()
 
@@ -165,14 +176,14 @@ def test_the_state_behind_the_last_token_is_the_padded_one(tiny_source, model_ty
 
 
 def test_a_packed_pass_reads_no_padding_and_each_prompt_once(tiny_source):
-    """By hand: 5 prompt tokens of A and B, and of the responses all but their last tokens: 7."""
+    """By hand: 4 different prompt tokens of A and B, and of the responses all but the last: 7."""
     policy = Policy(tiny_source().model(0))
     read = []
     policy.model.model.layers[0].mlp.register_forward_hook(
         lambda module, inputs, output: read.append(output.shape[:-1].numel())
     )
     policy(BATCH, temperature=1.0)
-    assert read == [12]
+    assert read == [11]
 
 
 def test_other_passes_of_the_model_keep_their_attention(tiny_source):
