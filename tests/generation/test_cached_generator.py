@@ -103,7 +103,7 @@ def test_looking_seldom_for_ends_changes_nothing(prompts_of, monkeypatch, steps)
 
 
 def test_a_prompt_is_read_once_and_a_response_that_ended_no_more(prompts_of):
-    """By hand: 3 prompts of 11 tokens, which all begin with 1; then at each step what still runs."""
+    """By hand: 3 prompts of 11 tokens, which all begin with 1; then at each step what runs."""
     policy, tokenizer = policy_of("llama")
     policy.fits_group_cache = True  # without the comparison
     read = []
