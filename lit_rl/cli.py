@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from lit_rl.algorithms import RLModule
 from lit_rl.algorithms.optimization import check_precision, check_strategy
 from lit_rl.callbacks import IterationProgressBar, StopOnInterrupt
+from lit_rl.config_choices import with_own_defaults
 from lit_rl.config_errors import explain
 
 
@@ -54,7 +55,8 @@ class RLCLI(LightningCLI):
     """LightningCLI for algorithms of lit_rl.
 
     - `base_config` is read before every other `--config`, so a configuration holds only what
-      differs from it.
+      differs from it. A class that replaces another, such as an advantage estimator, begins with
+      its own defaults.
     - `seed_everything` is the one seed: the model and the data receive it.
     - Every run has its own folder below `trainer.default_root_dir` (`runs`), which holds the
       resolved configuration and everything that the run writes.
@@ -92,7 +94,7 @@ class RLCLI(LightningCLI):
         """Parse with the base configuration before all others."""
         given = list(sys.argv[1:] if args is None else args)
         if given and given[0] in self.subcommands():
-            given[1:1] = ["--config", str(self.base_config)]
+            given[1:] = with_own_defaults(["--config", str(self.base_config), *given[1:]])
         self.config = parser.parse_args(given)
 
     def _parse_ckpt_path(self) -> None:

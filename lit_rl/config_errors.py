@@ -55,10 +55,10 @@ def _refused_value(message: str, path: str) -> str:
 
 def _no_class(name: str, kind: Any) -> str:
     """Return what is wrong with a name that is none of a subclass of `kind`."""
-    known = _subclasses(kind)
+    known = _names(kind)
     # A class of a wider kind, such as an estimator that reads no values for one that does.
     bases = kind.__mro__[1:-2] if inspect.isclass(kind) else ()
-    if any(name in _subclasses(base) for base in bases):
+    if any(name in _names(base) for base in bases):
         return f"{name} is no {kind.__name__}, such as {' or '.join(known[:3])}"
     near = _near(name, known)
     return f"there is no class {name} for it" + f"; the nearest is {near}" * bool(near)
@@ -72,15 +72,15 @@ def _unknown_key(context: str, key: str, known: Iterable[str]) -> str:
     # The key belongs to the last class, or to an argument of it, which is named after the class.
     below = re.findall(r'Parser key "([\w.]+)"', context.rpartition("class_path")[2])
     *inner, last = [*".".join(below).split(".")] * bool(below) + key.split(".")
-    parameters = _parameters(locate(classes[-1]))
+    kinds = _argument_types(classes[-1])
     if not inner:
-        near, where = _near(last, parameters), f"of {classes[-1]}"
+        near, where = _near(last, kinds), f"of {classes[-1]}"
     else:
-        kind = parameters.get(inner[0])
+        kind = kinds.get(inner[0])
         options = [f.name for f in fields(kind)] if is_dataclass(kind) else []
         near, where = _near(last, options), f"of {'.'.join(inner)}"
-        if inner[0] not in parameters:
-            last, near, where = key, _near(inner[0], parameters), f"of {classes[-1]}"
+        if inner[0] not in kinds:
+            last, near, where = key, _near(inner[0], kinds), f"of {classes[-1]}"
     return f"{last} is not a key {where}" + f"; the nearest is {near}" * bool(near)
 
 
@@ -98,25 +98,33 @@ def _annotation(message: str) -> Any:
     """Return the type of the innermost argument that a message names, if a class takes it."""
     classes = re.findall(r"Problem with given class_path '([\w.]+)'", message)
     keys = re.findall(r'Parser key "([\w.]+)"', message)
-    return _parameters(locate(classes[-1])).get(keys[-1]) if classes and keys else None
+    return _argument_types(classes[-1]).get(keys[-1]) if classes and keys else None
 
 
 def _root(path: str) -> Any:
     return locate("lit_rl.algorithms.RLModule") if path == "model" else None
 
 
-def _subclasses(kind: Any) -> list[str]:
-    """Return the names of all subclasses of a class that are imported."""
-    if not inspect.isclass(kind):
-        return []
-    return [name for sub in kind.__subclasses__() for name in (sub.__name__, *_subclasses(sub))]
+def _names(kind: Any) -> list[str]:
+    return [found.__name__ for found in subclasses(kind)] if inspect.isclass(kind) else []
 
 
-def _parameters(kind: Any) -> dict[str, Any]:
-    """Return a class's arguments with their types, those taken through `**kwargs` included."""
+def _argument_types(class_path: str) -> dict[str, Any]:
+    kind: Any = locate(class_path)
+    return {name: parameter.annotation for name, parameter in parameters(kind).items()}
+
+
+def subclasses(kind: type) -> list[type]:
+    """Return all subclasses of a class that are imported."""
+    direct: list[type] = kind.__subclasses__()
+    return [found for sub in direct for found in (sub, *subclasses(sub))]
+
+
+def parameters(kind: type) -> dict[str, inspect.Parameter]:
+    """Return a class's arguments, those taken through `**kwargs` included."""
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     return {
-        name: parameter.annotation
+        name: parameter
         for init in reversed(constructors)
         for name, parameter in inspect.signature(init).parameters.items()
         if name != "self"

@@ -9,6 +9,8 @@ from lit_rl.models.fisher import DIFFERENTIABLE_TWICE
 from lit_rl.policy_losses import OffPolicySequenceMask
 from lit_rl.reward_shaping import MissingEndPenalty
 
+LEAST = {"update_epochs": 1, "num_minibatches": 1, "group_size": 1, "kl_coef": 0}
+
 
 def check_policy_gradient(loop: Any) -> None:
     """Check what every loop has.
@@ -31,9 +33,6 @@ def check_policy_gradient(loop: Any) -> None:
     _check_left_out_rows(loop)
     _check_sampler_correction(loop)
     _check_advantage(loop)
-
-
-LEAST = {"update_epochs": 1, "num_minibatches": 1, "group_size": 1, "kl_coef": 0}
 
 
 def _check_number_of_updates(loop: Any) -> None:
