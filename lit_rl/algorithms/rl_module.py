@@ -3,11 +3,13 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +20,14 @@ from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.generation import Generator, SamplingSettings, TransformersGenerator
-from lit_rl.models import CausalLMSource, Policy, evaluation_mode, frozen_copy
+from lit_rl.models import Adapter, CausalLMSource, Policy, evaluation_mode, frozen_copy
+from lit_rl.models.adapters import (
+    base_names,
+    base_parameters,
+    fingerprint,
+    switch_adapter,
+    without_base,
+)
 from lit_rl.rewards import Reward
 from lit_rl.rewards.base import no_response
 from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
@@ -35,6 +44,7 @@ class RLModule(L.LightningModule):
         reward: from responses to rewards.
         sampling: how responses are drawn.
         generator: what draws them.
+        adapter: what is trained upon the frozen weights of the model; None: the weights themselves.
         optimizer: from parameter groups to an optimizer.
         lr_schedule: course of the learning rate after the warm-up, stepped once per optimizer step;
             `linear` and `cosine` fall to 0 at the end of the run.
@@ -56,6 +66,7 @@ class RLModule(L.LightningModule):
         reward: Reward,
         sampling: SamplingSettings = SamplingSettings(),
         generator: Generator = TransformersGenerator(),
+        adapter: Adapter | None = None,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_schedule: Shape = "constant",
         warmup_steps: int = 0,
@@ -71,6 +82,7 @@ class RLModule(L.LightningModule):
         self.reward = reward
         self.sampling = sampling
         self.generator = generator
+        self.adapter = adapter
         self.optimizer = optimizer
         self.lr_schedule = lr_schedule
         self.warmup_steps = warmup_steps
@@ -84,6 +96,11 @@ class RLModule(L.LightningModule):
         self.training_begun = False
         self.policy: Policy
         self.validation_samples: list[dict[str, Any]] = []
+        if source.quantized and adapter is None:
+            raise ValueError(
+                "source.load_in_4bit freezes the weights: train an adapter upon them, such as "
+                "--config configs/model/lora.yaml, or use load_in_4bit false"
+            )
         if max_grad_norm is not None and max_grad_norm <= 0:
             raise ValueError(
                 f"max_grad_norm is {max_grad_norm}, must be above 0, such as 1.0; null for no limit"
@@ -128,16 +145,28 @@ class RLModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Refuse settings that the loop cannot honour, before any work is done."""
         check_trainer(self.trainer)
+        if self.source.quantized and self.trainer.strategy.root_device.type == "cpu":
+            raise ValueError(
+                "source.load_in_4bit needs an accelerator: on some CPUs bitsandbytes rearranges "
+                "the weights while it samples, with which training then goes wrong. Use "
+                "--model.source.load_in_4bit false, or --trainer.accelerator gpu"
+            )
 
     def configure_model(self) -> None:
         """Build the policy, and the reference where a KL term needs one."""
         if hasattr(self, "policy"):
             return
-        self.policy = Policy(self.source.model(self.seed))
+        model = self.source.model(self.seed, frozen=self.adapter is not None)
+        if self.adapter is not None:
+            self.adapter.inject(model, self.seed)
+        self.policy = Policy(model)
         if self.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
         # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
         self._reference = [frozen_copy(self.policy)] if self.uses_reference else []
+        if self.adapter is not None and self.adapter.starts_at_base:
+            for reference in self._reference:
+                switch_adapter(reference, on=False)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return what the optimizer trains: named groups, with settings of their own if need be."""
@@ -194,16 +223,43 @@ class RLModule(L.LightningModule):
         return scheduler
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the number of finished iterations, which seeds the sampling."""
+        """Store the number of finished iterations, which seeds the sampling.
+
+        Of a base beneath an adapter, which the source gives, only a hash is stored.
+        """
         checkpoint["lit_rl"] = {"iteration": self.iteration}
+        if self.adapter is not None:
+            checkpoint["lit_rl"]["base"] = self.base_fingerprint
+            checkpoint["state_dict"] = without_base(checkpoint["state_dict"], self.base_weights)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue counting iterations, and begin where the data begin."""
+        """Continue counting iterations, and begin where the data begin.
+
+        Raises:
+            ValueError: if the checkpoint's adapter stands upon another base.
+        """
+        if self.adapter is not None:
+            if checkpoint["lit_rl"].get("base") != self.base_fingerprint:
+                raise ValueError(
+                    f"the checkpoint is not of an adapter upon the weights of {self.source}: use "
+                    "the source of the run that wrote it, or leave the adapter out if it had none"
+                )
+            checkpoint["state_dict"].update(self.base_weights)
         self.iteration = checkpoint["lit_rl"]["iteration"]
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
         position = checkpoint.get(type(datamodule).__qualname__)
         if isinstance(datamodule, PromptDataModule) and position:
             align_loop(checkpoint["loops"]["fit_loop"], position)
+
+    @property
+    def base_weights(self) -> dict[str, nn.Parameter]:
+        """The frozen weights beneath the adapters, by their names in the whole module."""
+        return base_names(self, base_parameters(self.policy))
+
+    @cached_property
+    def base_fingerprint(self) -> str:
+        """A hash of the frozen weights beneath the adapters."""
+        return fingerprint(self.policy)
 
     def sample(
         self,
