@@ -107,6 +107,7 @@ def test_the_reference_says_the_same_before_and_after_training(adapted, fit, ada
     module, recorder = adapted(adapter=adapter), Recorder()
     fit(module, iterations=4, callbacks=[recorder])
     assert module.reference is not module.policy
+    assert all(layer.disable_adapters for layer in adapter_layers(module.reference).values())
     assert not any(parameter.requires_grad for parameter in module.reference.parameters())
     assert not any(part.training for part in module.reference.modules())
     fresh = adapted(adapter=None)  # the base by itself, of the same seed
