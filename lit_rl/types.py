@@ -118,6 +118,8 @@ class Rollout(Container):
         mask: True where the policy sampled the token, the end token included; counts in the loss.
         sampler_log_probs: the generator's log-probs of the sampled tokens at the sampling
             temperature, before top-k, top-p or min-p, in nats; zero where the mask is False.
+        filtered_log_probs: the same after these filters, of the distribution that the tokens were
+            drawn from; None where the generator does not tell.
         finished: True where an end token or stop string ended the response; False: truncated.
         prompts: the prompts' texts.
         responses: the responses' texts, without the end token and cut before the stop string.
@@ -137,6 +139,7 @@ class Rollout(Container):
     answers: tuple[str, ...]
     columns: dict[str, tuple[Any, ...]]
     group_size: int
+    filtered_log_probs: Float[Tensor, "rollouts tokens"] | None = None
 
     def __len__(self) -> int:
         return len(self.responses)

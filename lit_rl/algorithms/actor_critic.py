@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from lit_rl.advantages import GAE
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.aggregations import Aggregation, Totals
-from lit_rl.algorithms.minibatches import micro_batch_rows
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.models import Critic, CriticSource, PolicyBackbone, evaluation_mode
 from lit_rl.models.critic import Values
+from lit_rl.models.response_states import ResponseReader
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.types import (
     ActorCriticOutput,
@@ -116,6 +116,13 @@ class ActorCritic(PolicyGradient):
             self.critic = self.critic_source.critic(self.policy, self.tokenizer)
             if self.gradient_checkpointing:
                 self.critic.enable_gradient_checkpointing()
+            self.pack(self.packing)
+
+    @property
+    def readers(self) -> list[ResponseReader]:
+        """The models that read responses."""
+        own = hasattr(self, "critic") and self.critic.backbone is not None
+        return [*super().readers, *([self.critic] if own else [])]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the actor's group and the critic's."""
@@ -147,30 +154,15 @@ class ActorCritic(PolicyGradient):
         """Return the values of all responses under the critic in evaluation mode."""
         values = torch.zeros(sequences.mask.shape, dtype=torch.float32, device=self.device)
         end_values = values.new_zeros(len(sequences))
+        reader: ResponseReader = self.policy if self.critic.backbone is None else self.critic
         with evaluation_mode(self.policy), evaluation_mode(self.critic):
-            for rows in micro_batch_rows(sequences, self.micro_batch_tokens):
+            for rows in self.micro_batch_rows(sequences):
                 part = sequences.select(rows).trimmed()
-                output = self.values(part, self.policy_hidden(part))
+                states = reader.states(part, with_end=True)
+                output = self.critic.with_end_values(states, part.mask)
                 values[rows, : part.mask.shape[1]] = output.values.to(values)
                 end_values[rows] = output.end_values.to(values)
         return Values(values, end_values)
-
-    def policy_hidden(self, sequences: Sequences) -> Tensor | None:
-        """Return the policy's hidden states where the critic reads them."""
-        if self.critic.backbone is not None:
-            return None
-        return self.policy.hidden_states(sequences.ids, sequences.attention_mask)
-
-    def values(self, sequences: Sequences, policy_hidden: Tensor | None) -> Values:
-        """Return the critic's values of the responses."""
-        output: Values = self.critic(
-            sequences.prompt_ids,
-            sequences.prompt_mask,
-            sequences.response_ids,
-            sequences.mask,
-            policy_hidden=policy_hidden,
-        )
-        return output
 
     def experience(
         self, scored: ScoredRollout, sequences: Sequences, **log_probs: Tensor | None
@@ -185,15 +177,11 @@ class ActorCritic(PolicyGradient):
 
     def forward_pass(self, experience: Experience) -> ActorCriticOutput:
         """Return what policy and critic say of a micro-batch, with gradient."""
-        hidden = self.policy.hidden_states(experience.ids, experience.attention_mask)
-        output = self.policy.score(
-            hidden,
-            experience.response_ids,
-            experience.mask,
-            temperature=self.sampling.temperature,
-        )
-        values = self.values(experience, hidden).values
-        return output.extended(ActorCriticOutput, values=values)
+        states = self.policy.states(experience)
+        output = self.policy.score(states, experience, temperature=self.sampling.temperature)
+        if self.critic.backbone is not None:
+            states = self.critic.states(experience)
+        return output.extended(ActorCriticOutput, values=self.critic(states, experience.mask))
 
     def loss(
         self, output: PolicyOutput, experience: Experience, totals: Totals

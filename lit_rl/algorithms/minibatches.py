@@ -66,30 +66,62 @@ def check_minibatches(num_prompts: int, group_size: int, num_minibatches: int) -
 
 
 def micro_batch_rows(
-    sequences: Sequences, micro_batch_tokens: int
+    sequences: Sequences, micro_batch_tokens: int, *, packs: bool
 ) -> list[Int[Tensor, " selected"]]:
-    """Group rows of similar length so that no group is padded beyond a budget of tokens.
+    """Group rows so that a pass over a group keeps to a budget of tokens, longest rows first.
 
-    Rows are sorted by length, longest first, and taken greedily: `n` rows cost `n` times the widest
+    Rows are taken greedily, those of one prompt after each other. A packed pass costs the tokens of
+    its responses and, once each, of its prompts; a padded one of `n` rows `n` times the widest
     prompt plus the widest response among them. A row longer than the budget goes alone.
 
     Args:
         sequences: prompts with their responses.
         micro_batch_tokens: tokens of one forward and backward pass, prompt and padding included.
+        packs: whether the passes are packed.
 
     Returns:
         Groups of rows; together each row once.
     """
-    widths = sequences.widths
-    order = widths.sum(1).argsort(descending=True, stable=True)
+    widths: list[list[int]] = sequences.widths.tolist()
+    if packs:
+        masked_ids = torch.where(sequences.prompt_mask, sequences.prompt_ids, -1)
+        prompts = masked_ids.unique(dim=0, return_inverse=True)[1].tolist()
+        groups = _packed_groups(prompts, widths, micro_batch_tokens)
+    else:
+        groups = _padded_groups(widths, micro_batch_tokens)
+    return [torch.tensor(group, device=sequences.mask.device) for group in groups]
+
+
+def _packed_groups(prompts: list[int], widths: list[list[int]], budget: int) -> list[list[int]]:
+    longest: dict[int, int] = {}
+    for prompt, columns in zip(prompts, widths, strict=True):
+        longest[prompt] = max(longest.get(prompt, 0), sum(columns))
+    order = sorted(
+        range(len(widths)), key=lambda r: (-longest[prompts[r]], prompts[r], -widths[r][1])
+    )
+    groups: list[list[int]] = []
+    cost = 0
+    for row in order:
+        prompt_width, width = widths[row]
+        shares = bool(groups) and prompts[groups[-1][-1]] == prompts[row]
+        if groups and cost + width + (not shares) * prompt_width <= budget:
+            groups[-1].append(row)
+            cost += width + (not shares) * prompt_width
+        else:
+            groups.append([row])
+            cost = prompt_width + width
+    return groups
+
+
+def _padded_groups(widths: list[list[int]], budget: int) -> list[list[int]]:
     groups: list[list[int]] = []
     prompt_width = width = 0
-    for row, (row_prompt, row_response) in zip(order.tolist(), widths[order].tolist(), strict=True):
-        wider_prompt, wider = max(prompt_width, row_prompt), max(width, row_response)
-        if groups and (len(groups[-1]) + 1) * (wider_prompt + wider) <= micro_batch_tokens:
+    for row in sorted(range(len(widths)), key=lambda row: -sum(widths[row])):
+        wider_prompt, wider = max(prompt_width, widths[row][0]), max(width, widths[row][1])
+        if groups and (len(groups[-1]) + 1) * (wider_prompt + wider) <= budget:
             groups[-1].append(row)
             prompt_width, width = wider_prompt, wider
         else:
             groups.append([row])
-            prompt_width, width = row_prompt, row_response
-    return [torch.tensor(group, device=order.device) for group in groups]
+            prompt_width, width = widths[row]
+    return groups

@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.hooks import RLCallback, call_hooks
-from lit_rl.algorithms.minibatches import check_minibatches, micro_batch_rows, minibatch_rows
+from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.optimization import accumulate, clip_grad_norms
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
@@ -259,6 +259,7 @@ class PolicyGradient(RLModule):
             response_ids=scored.response_ids,
             mask=scored.mask,
         )
+        self.verify_packing(sequences)
         recomputed = cache(lambda: self.output_under(self.policy, sequences))
         old = self.old_log_probs(scored, lambda: recomputed().log_probs)
         for shaping in self.reward_shaping:
@@ -337,7 +338,7 @@ class PolicyGradient(RLModule):
 
         optimizer, loss = self.raw_optimizer, torch.zeros((), device=self.device)
         micro_batches = []
-        groups = micro_batch_rows(trained, self.micro_batch_tokens)
+        groups = self.micro_batch_rows(trained)
         for number, group in enumerate(groups, start=1):
             micro_batch = trained.select(group).trimmed()
             output = self.forward_pass(micro_batch)

@@ -1,6 +1,7 @@
 """What every algorithm has: models, optimizer, checkpoint, held-out prompts."""
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -8,8 +9,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from jaxtyping import Int
 from lightning.pytorch.cli import OptimizerCallable
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +21,8 @@ from lit_rl.algorithms.optimization import check_trainer, hyperparameters, resto
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
-from lit_rl.generation import Generator, SamplingSettings, TransformersGenerator
+from lit_rl.functional import minimum_over_ranks
+from lit_rl.generation import CachedGenerator, Generator, SamplingSettings
 from lit_rl.models import Adapter, CausalLMSource, Policy, evaluation_mode, frozen_copy
 from lit_rl.models.adapters import (
     base_names,
@@ -28,6 +31,7 @@ from lit_rl.models.adapters import (
     switch_adapter,
     without_base,
 )
+from lit_rl.models.response_states import ResponseReader, packing_fits
 from lit_rl.rewards import Reward
 from lit_rl.rewards.base import no_response
 from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
@@ -52,6 +56,9 @@ class RLModule(L.LightningModule):
         max_grad_norm: limit of the norm of the gradient; None for no limit.
         micro_batch_tokens: tokens of one forward and backward pass, prompts and padding included;
             bounds the memory and changes no result.
+        packing: let all tokens of a pass form one row without padding, in which a prompt stands
+            once for all its responses: the same numbers for less work. A comparison on the first
+            rollouts switches it off, with a warning, for an architecture that it does not fit.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
         evaluation: how held-out prompts are scored.
         seed: seeds weights, shuffling and sampling; the CLI passes `seed_everything`.
@@ -65,13 +72,14 @@ class RLModule(L.LightningModule):
         source: CausalLMSource,
         reward: Reward,
         sampling: SamplingSettings = SamplingSettings(),
-        generator: Generator = TransformersGenerator(),
+        generator: Generator = CachedGenerator(),
         adapter: Adapter | None = None,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_schedule: Shape = "constant",
         warmup_steps: int = 0,
         max_grad_norm: float | None = 1.0,
         micro_batch_tokens: int = 16384,
+        packing: bool = True,
         gradient_checkpointing: bool = False,
         evaluation: Evaluation = Evaluation(),
         seed: int = 0,
@@ -88,6 +96,8 @@ class RLModule(L.LightningModule):
         self.warmup_steps = warmup_steps
         self.max_grad_norm = max_grad_norm
         self.micro_batch_tokens = micro_batch_tokens
+        self.packing = packing
+        self.packing_verified = False
         self.gradient_checkpointing = gradient_checkpointing
         self.evaluation = evaluation
         self.seed = seed
@@ -167,6 +177,38 @@ class RLModule(L.LightningModule):
         if self.adapter is not None and self.adapter.starts_at_base:
             for reference in self._reference:
                 switch_adapter(reference, on=False)
+        self.pack(self.packing)
+
+    @property
+    def readers(self) -> list[ResponseReader]:
+        """The models that read responses."""
+        return [self.policy, *self._reference]
+
+    def pack(self, packs: bool) -> None:
+        """Let every model read packed rows where it can, or none."""
+        self.packing = packs and all(reader.can_pack for reader in self.readers)
+        for reader in self.readers:
+            reader.packs = self.packing
+
+    def verify_packing(self, sequences: Sequences) -> None:
+        """Once per process, compare packed and padded passes of every model on some of the rows.
+
+        Where they differ, on any rank, all passes are padded from here on.
+        """
+        if self.packing and not self.packing_verified:
+            count = len(sequences)
+            rows = torch.tensor(sorted({0, min(1, count - 1), max(count - 2, 0), count - 1}))
+            part = sequences.select(rows.to(self.device)).trimmed()
+            fits = all(packing_fits(reader, part) for reader in self.readers)
+            if not minimum_over_ranks(torch.tensor(float(fits), device=self.device)):
+                self.pack(False)
+                warnings.warn(
+                    f"packed and padded passes of {type(self.policy.model).__name__} differ: its "
+                    "passes are padded from here on, which takes longer. packing: false says so "
+                    "from the start",
+                    stacklevel=2,
+                )
+        self.packing_verified = True
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return what the optimizer trains: named groups, with settings of their own if need be."""
@@ -276,14 +318,12 @@ class RLModule(L.LightningModule):
 
     def output(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
         """Return log-probs and entropy of the responses at the sampling temperature."""
-        output: PolicyOutput = policy(
-            sequences.prompt_ids,
-            sequences.prompt_mask,
-            sequences.response_ids,
-            sequences.mask,
-            temperature=self.sampling.temperature,
-        )
+        output: PolicyOutput = policy(sequences, temperature=self.sampling.temperature)
         return output
+
+    def micro_batch_rows(self, sequences: Sequences) -> list[Int[Tensor, " selected"]]:
+        """Group the rows that share a forward pass, within the budget of tokens."""
+        return micro_batch_rows(sequences, self.micro_batch_tokens, packs=self.policy.packs)
 
     @torch.no_grad()
     def output_under(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
@@ -292,7 +332,7 @@ class RLModule(L.LightningModule):
         log_probs = torch.zeros(sequences.mask.shape, dtype=dtype, device=self.device)
         entropy = torch.zeros_like(log_probs)
         with evaluation_mode(policy):
-            for rows in micro_batch_rows(sequences, self.micro_batch_tokens):
+            for rows in self.micro_batch_rows(sequences):
                 part = sequences.select(rows).trimmed()
                 output = self.output(policy, part)
                 log_probs[rows, : part.mask.shape[1]] = output.log_probs

@@ -15,7 +15,7 @@ from lit_rl.advantages import GAE
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.aggregations import Aggregation, TokenMean, Totals
 from lit_rl.algorithms.actor_critic import ActorCritic
-from lit_rl.algorithms.minibatches import micro_batch_rows, minibatch_rows
+from lit_rl.algorithms.minibatches import minibatch_rows
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.rl_module import SHUFFLE
 from lit_rl.algorithms.trust_region import TrustRegion
@@ -237,7 +237,7 @@ class TRPO(ActorCritic):
     def micro_batches(self, experience: Experience, rows: Tensor) -> list[Experience]:
         """Return the given rows in groups that share a pass."""
         chosen = experience.select(rows.to(experience.mask.device))
-        groups = micro_batch_rows(chosen, self.micro_batch_tokens)
+        groups = self.micro_batch_rows(chosen)
         return [chosen.select(group).trimmed() for group in groups]
 
     def policy_step(

@@ -55,9 +55,7 @@ class TrustRegion:
         gradient = torch.zeros_like(flat(self.parameters))
         loss = gradient.new_zeros(())
         for part in self.micro_batches:
-            value = self.loss(
-                self._output(self._hidden(self.policy, part), part), part, self.totals
-            )
+            value = self.loss(self._output(self.policy.states(part), part), part, self.totals)
             loss += value.detach()
             gradient += flat_gradient(value, self.parameters)
         return float(sum_over_ranks(loss)), sum_over_ranks(gradient)
@@ -73,10 +71,10 @@ class TrustRegion:
         """Return the loss of the policy as it stands, and mean KL(old || policy) per token."""
         sums = torch.zeros(2, device=self.totals.tokens.device)
         for part in self.micro_batches:
-            hidden = self._hidden(self.policy, part)
-            loss = self.loss(self._output(hidden, part), part, self.totals)
+            states = self.policy.states(part)
+            loss = self.loss(self._output(states, part), part, self.totals)
             kl = self.policy.kl_from(
-                old, self._hidden(old, part), hidden, part.mask, temperature=self.temperature
+                old, old.states(part), states, part.mask, temperature=self.temperature
             )
             sums += torch.stack([loss, kl.sum() / self.totals.tokens])
         loss_sum, kl_mean = sum_over_ranks(sums).tolist()
@@ -126,8 +124,5 @@ class TrustRegion:
             assign(self.parameters, origin)
         return accepted
 
-    def _hidden(self, policy: Policy, part: Experience) -> Tensor:
-        return policy.hidden_states(part.ids, part.attention_mask)
-
-    def _output(self, hidden: Tensor, part: Experience) -> PolicyOutput:
-        return self.policy.score(hidden, part.response_ids, part.mask, temperature=self.temperature)
+    def _output(self, states: Tensor, part: Experience) -> PolicyOutput:
+        return self.policy.score(states, part, temperature=self.temperature)

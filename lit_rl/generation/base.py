@@ -1,9 +1,15 @@
 """What every generator is: prompts in, rollouts out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rl.generation.response_ends import ResponseEnds
 from lit_rl.generation.sampling import SamplingSettings
 from lit_rl.models import Policy
 from lit_rl.types import Prompts, Rollout
@@ -70,3 +76,45 @@ def check_request(
             f"not fit into the model's context of {limit} tokens: make max_new_tokens or the "
             f"limit of the prompts smaller, such as {max(1, limit - max(lengths))} new tokens"
         )
+
+
+def rollout(
+    prompts: Prompts,
+    group_size: int,
+    tokenizer: PreTrainedTokenizerBase,
+    response_ids: Int[Tensor, "rollouts tokens"],
+    log_probs: Float[Tensor, "rollouts tokens"],
+    filtered_log_probs: Float[Tensor, "rollouts tokens"],
+    ends: ResponseEnds,
+) -> Rollout:
+    """Return what was sampled as a rollout.
+
+    Args:
+        prompts: the prompts.
+        group_size: responses per prompt.
+        tokenizer: pads.
+        response_ids: the sampled tokens; anything behind the end of a row.
+        log_probs: as `Rollout.sampler_log_probs`; anything behind the end of a row.
+        filtered_log_probs: as `Rollout.filtered_log_probs`, likewise.
+        ends: where the rows end.
+    """
+    columns = torch.arange(response_ids.shape[1], device=response_ids.device)
+    mask = columns < ends.lengths[:, None]
+
+    def repeated(entries: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(entry for entry in entries for _ in range(group_size))
+
+    return Rollout(
+        prompt_ids=prompts.ids.repeat_interleave(group_size, dim=0),
+        prompt_mask=prompts.mask.repeat_interleave(group_size, dim=0),
+        response_ids=response_ids.masked_fill(~mask, tokenizer.pad_token_id),
+        mask=mask,
+        sampler_log_probs=log_probs.masked_fill(~mask, 0.0),
+        filtered_log_probs=filtered_log_probs.masked_fill(~mask, 0.0),
+        finished=ends.finished,
+        prompts=repeated(prompts.texts),
+        responses=ends.texts(response_ids),
+        answers=repeated(prompts.answers),
+        columns={name: repeated(column) for name, column in prompts.columns.items()},
+        group_size=group_size,
+    )

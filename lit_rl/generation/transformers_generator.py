@@ -1,6 +1,6 @@
 """Generation by transformers' `generate`, with a sampler and stopping rules of our own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from lit_rl.generation.base import Generator, check_request, end_ids
-from lit_rl.generation.response_ends import ResponseEnds
-from lit_rl.generation.row_sampler import RowSampler, row_uniforms
+from lit_rl.generation.base import Generator, check_request, end_ids, rollout
+from lit_rl.generation.response_ends import ResponseEnds, StopAtEnds
+from lit_rl.generation.row_sampler import RowSampler, TokenSampler, row_uniforms
 from lit_rl.generation.sampling import SamplingSettings
 from lit_rl.models import Policy, evaluation_mode
 from lit_rl.types import Prompts, Rollout
@@ -43,42 +43,28 @@ class TransformersGenerator(Generator):
         check_request(policy, prompts, sampling, group_size)
         prompt_ids = prompts.ids.repeat_interleave(group_size, dim=0)
         prompt_mask = prompts.mask.repeat_interleave(group_size, dim=0)
-        rows, prompt_tokens = prompt_ids.shape
         uniforms = row_uniforms(seed, prompts.row_ids, group_size, sampling.max_new_tokens)
         ids = end_ids(policy, tokenizer)
         sampler = RowSampler(
-            sampling, uniforms.to(prompt_ids.device), prompt_tokens=prompt_tokens, end_ids=ids
+            TokenSampler(sampling, uniforms.to(prompt_ids.device), ids),
+            prompt_tokens=prompt_ids.shape[1],
         )
         ends = ResponseEnds(
             tokenizer,
             end_ids=ids,
             stop_strings=sampling.stop_strings,
-            prompt_tokens=prompt_tokens,
-            num_rollouts=rows,
+            num_rollouts=len(prompt_ids),
             device=prompt_ids.device,
         )
         with evaluation_mode(policy), _without_generation_config(policy.model):
             response_ids = _generated(
                 policy.model, prompt_ids, prompt_mask, tokenizer, sampler, ends
             )
-        mask = (
-            torch.arange(response_ids.shape[1], device=response_ids.device) < ends.lengths[:, None]
+        log_probs, filtered = (
+            torch.stack([getattr(draw, name) for draw in sampler.draws], dim=1)
+            for name in ("log_probs", "filtered_log_probs")
         )
-        return Rollout(
-            prompt_ids=prompt_ids,
-            prompt_mask=prompt_mask,
-            response_ids=response_ids.masked_fill(~mask, tokenizer.pad_token_id),
-            mask=mask,
-            sampler_log_probs=torch.stack(sampler.log_probs, dim=1).masked_fill(~mask, 0.0),
-            finished=ends.finished,
-            prompts=_repeated(prompts.texts, group_size),
-            responses=ends.texts(response_ids),
-            answers=_repeated(prompts.answers, group_size),
-            columns={
-                name: _repeated(column, group_size) for name, column in prompts.columns.items()
-            },
-            group_size=group_size,
-        )
+        return rollout(prompts, group_size, tokenizer, response_ids, log_probs, filtered, ends)
 
 
 def _generated(
@@ -90,7 +76,7 @@ def _generated(
     ends: ResponseEnds,
 ) -> Int[Tensor, "rollouts tokens"]:
     settings = GenerationConfig(
-        max_new_tokens=sampler.sampling.max_new_tokens,
+        max_new_tokens=sampler.sampler.sampling.max_new_tokens,
         do_sample=False,  # the sampler has drawn: the only token left has the highest score
         num_beams=1,
         use_cache=True,
@@ -101,7 +87,7 @@ def _generated(
         attention_mask=prompt_mask.long(),
         generation_config=settings,
         logits_processor=LogitsProcessorList([sampler]),
-        stopping_criteria=StoppingCriteriaList([ends]),
+        stopping_criteria=StoppingCriteriaList([StopAtEnds(ends, prompt_ids.shape[1])]),
     )
     return sequences[:, prompt_ids.shape[1] :]
 
@@ -116,7 +102,3 @@ def _without_generation_config(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.generation_config = own
-
-
-def _repeated(entries: Sequence[Any], group_size: int) -> tuple[Any, ...]:
-    return tuple(entry for entry in entries for _ in range(group_size))

@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from lit_rl.functional import response_hidden
 from lit_rl.models.adapters import adapter_layers, copy_on_base
 from lit_rl.models.base import DTYPES, warn_of_vanishing_updates
 from lit_rl.models.checkpointing import enable_gradient_checkpointing
 from lit_rl.models.dropout import switch_off_dropout
-from lit_rl.models.hidden_states import hidden_states
 from lit_rl.models.policy import Policy
+from lit_rl.models.response_states import ResponseReader
 
 
 class Values(NamedTuple):
@@ -31,7 +30,7 @@ class Values(NamedTuple):
     end_values: Float[Tensor, " rollouts"]
 
 
-class Critic(nn.Module):
+class Critic(ResponseReader):
     """A scalar head on hidden states: those of a backbone of its own, or those of the policy.
 
     The head starts at zero, so every value is 0 before the first step. It computes in float32
@@ -43,6 +42,7 @@ class Critic(nn.Module):
             the gradient of the value loss reaches the policy's weights.
 
     Attributes:
+        packs: whether passes over responses are packed, as in `Policy`.
         backbone: the base model, or None.
         head: from hidden states to values.
     """
@@ -50,45 +50,44 @@ class Critic(nn.Module):
     def __init__(self, hidden_size: int, backbone: PreTrainedModel | None = None) -> None:
         super().__init__()
         self.backbone = backbone
+        self.packs = backbone is not None and self.can_pack
         self.head = nn.Linear(hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(
-        self,
-        prompt_ids: Int[Tensor, "rollouts prompt_tokens"],
-        prompt_mask: Bool[Tensor, "rollouts prompt_tokens"],
-        response_ids: Int[Tensor, "rollouts tokens"],
-        mask: Bool[Tensor, "rollouts tokens"],
-        *,
-        policy_hidden: Float[Tensor, "rollouts positions hidden"] | None,
+        self, states: Float[Tensor, "rollouts tokens hidden"], mask: Bool[Tensor, "rollouts tokens"]
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return the values of the states before each response token; zero where they don't count.
+
+        Args:
+            states: those states, of the backbone; of the policy where there is none.
+            mask: True where a response token counts.
+        """
+        with torch.autocast(states.device.type, enabled=False):
+            values: Tensor = self.head(states.to(self.head.weight.dtype))[..., 0]
+        return torch.where(mask, values, 0.0)
+
+    def with_end_values(
+        self, states: Float[Tensor, "rollouts states hidden"], mask: Bool[Tensor, "rollouts tokens"]
     ) -> Values:
         """Return the values of the states before and behind the response tokens.
 
-        The state before a token ends at the position before it: at the last prompt token for the
-        first one.
-
         Args:
-            prompt_ids: token ids, left-padded.
-            prompt_mask: True where a prompt token is the prompt's own.
-            response_ids: token ids, right-padded.
-            mask: True where a response token counts, as for `Policy`.
-            policy_hidden: the policy's hidden states of the same rows, prompt and response; read
-                by a critic without a backbone.
+            states: the states before each response token, and one more column, see `states`.
+            mask: True where a response token counts.
         """
-        if self.backbone is None:
-            assert policy_hidden is not None
-            hidden = policy_hidden
-        else:
-            ids = torch.cat([prompt_ids, response_ids], dim=1)
-            hidden = hidden_states(self.backbone, ids, torch.cat([prompt_mask, mask], dim=1))
-        num_tokens = response_ids.shape[1]
-        with torch.autocast(hidden.device.type, enabled=False):
-            states = self.head(hidden[:, -num_tokens - 1 :].to(self.head.weight.dtype))[..., 0]
-        columns = torch.arange(1, num_tokens + 1, device=mask.device)
-        end = (mask * columns).amax(dim=1, keepdim=True)
-        before = response_hidden(states[..., None], num_tokens)[..., 0]
-        return Values(values=torch.where(mask, before, 0.0), end_values=states.gather(1, end)[:, 0])
+        columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+        end = (mask * columns).amax(dim=1)
+        rows = torch.arange(len(end), device=mask.device)
+        end_values = self(states[rows, end][:, None], torch.ones_like(mask[:, :1]))[:, 0]
+        return Values(values=self(states[:, :-1], mask), end_values=end_values)
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        """The backbone, of a critic that has one."""
+        assert self.backbone is not None
+        return self.backbone
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute the backbone's activations in the backward pass of training mode."""

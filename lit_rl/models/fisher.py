@@ -86,8 +86,8 @@ def fisher_product(
     parameters = trained_parameters(policy)
     product, num_tokens = torch.zeros_like(vector), vector.new_zeros(())
     for batch in micro_batches:
-        hidden = policy.hidden_states(batch.ids, batch.attention_mask)
-        kl = policy.kl_from(policy, hidden, hidden, batch.mask, temperature=temperature)
+        states = policy.states(batch)
+        kl = policy.kl_from(policy, states, states, batch.mask, temperature=temperature)
         gradient = flat_gradient(kl.sum(), parameters, differentiable=True)
         product += flat_gradient(gradient @ vector, parameters)
         num_tokens += batch.mask.sum()

@@ -3,21 +3,21 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
+from lit_rl.functional.log_probs import token_log_probs_and_entropy
 from lit_rl.functional.vocabulary_kl import vocabulary_kl
 from lit_rl.models.adapters import copy_on_base
 from lit_rl.models.base import context_limit
 from lit_rl.models.checkpointing import enable_gradient_checkpointing
-from lit_rl.models.hidden_states import hidden_states
 from lit_rl.models.modes import evaluation_mode
-from lit_rl.types import PolicyOutput
+from lit_rl.models.response_states import ResponseReader, padded_states
+from lit_rl.types import PolicyOutput, Sequences
 
 
-class Policy(nn.Module):
+class Policy(ResponseReader):
     """A causal language model that scores responses and is sampled from.
 
     Args:
@@ -27,64 +27,54 @@ class Policy(nn.Module):
 
     Attributes:
         model: the Hugging Face model.
+        packs: whether passes over responses are packed, see `response_states`.
+        fits_group_cache: whether the cache of `CachedGenerator` samples from this policy; None as
+            long as nobody has compared.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.packs = self.can_pack
+        self.fits_group_cache: bool | None = None
         if model.device.type != "meta":
             self.verify_head()
 
-    def forward(
-        self,
-        prompt_ids: Int[Tensor, "rollouts prompt_tokens"],
-        prompt_mask: Bool[Tensor, "rollouts prompt_tokens"],
-        response_ids: Int[Tensor, "rollouts tokens"],
-        mask: Bool[Tensor, "rollouts tokens"],
-        *,
-        temperature: float,
-    ) -> PolicyOutput:
+    def forward(self, sequences: Sequences, *, temperature: float) -> PolicyOutput:
         """Return log-probs and entropy of the response tokens.
 
         Only the logits of response positions are computed, a chunk at a time.
 
         Args:
-            prompt_ids: token ids, left-padded.
-            prompt_mask: True where a prompt token is the prompt's own.
-            response_ids: token ids, right-padded.
-            mask: True where a response token counts. It is also the response's attention mask: a
-                row is True up to its last counting token and False behind it, or False throughout.
+            sequences: prompts with responses. The mask of a row is True up to its last counting
+                token and False behind it, or False throughout; a response token is attended to
+                where it is True.
             temperature: sampling temperature by which logits are divided, above 0.
 
         Returns:
             Log-probs and entropy in nats, zero where the mask is False.
         """
-        hidden = self.hidden_states(
-            torch.cat([prompt_ids, response_ids], dim=1), torch.cat([prompt_mask, mask], dim=1)
-        )
-        return self.score(hidden, response_ids, mask, temperature=temperature)
+        return self.score(self.states(sequences), sequences, temperature=temperature)
 
     def score(
         self,
-        hidden: Float[Tensor, "rollouts positions hidden"],
-        response_ids: Int[Tensor, "rollouts tokens"],
-        mask: Bool[Tensor, "rollouts tokens"],
+        states: Float[Tensor, "rollouts tokens hidden"],
+        sequences: Sequences,
         *,
         temperature: float,
     ) -> PolicyOutput:
-        """Return log-probs and entropy of the response tokens from `hidden_states`.
+        """Return log-probs and entropy of the response tokens from `states`.
 
         Args:
-            hidden: hidden states of prompt and response.
-            response_ids: token ids, right-padded.
-            mask: True where a response token counts.
+            states: the state before each response token.
+            sequences: the same prompts with responses.
             temperature: sampling temperature by which logits are divided, above 0.
         """
         log_probs, entropy = token_log_probs_and_entropy(
-            response_hidden(hidden, response_ids.shape[1]),
+            states,
             self.head,
-            response_ids,
-            mask=mask,
+            sequences.response_ids,
+            mask=sequences.mask,
             temperature=temperature,
         )
         return PolicyOutput(log_probs=log_probs, entropy=entropy)
@@ -92,8 +82,8 @@ class Policy(nn.Module):
     def kl_from(
         self,
         old: "Policy",
-        old_hidden: Float[Tensor, "rollouts positions hidden"],
-        hidden: Float[Tensor, "rollouts positions hidden"],
+        old_states: Float[Tensor, "rollouts tokens hidden"],
+        states: Float[Tensor, "rollouts tokens hidden"],
         mask: Bool[Tensor, "rollouts tokens"],
         *,
         temperature: float,
@@ -104,34 +94,22 @@ class Policy(nn.Module):
 
         Args:
             old: a policy with the same vocabulary.
-            old_hidden: its hidden states of prompt and response.
-            hidden: hidden states of this policy.
+            old_states: its states before each response token.
+            states: those of this policy.
             mask: True where a response token counts.
             temperature: sampling temperature by which logits are divided, above 0.
 
         Returns:
             Nats per token, zero where the mask is False.
         """
-        num_tokens = mask.shape[1]
         return vocabulary_kl(
-            response_hidden(old_hidden, num_tokens).detach(),
+            old_states.detach(),
             old.head,
-            response_hidden(hidden, num_tokens),
+            states,
             self.head,
             mask=mask,
             temperature=temperature,
         )
-
-    def hidden_states(
-        self, ids: Int[Tensor, "rollouts positions"], mask: Bool[Tensor, "rollouts positions"]
-    ) -> Float[Tensor, "rollouts positions hidden"]:
-        """Return the base model's last hidden states, which `head` turns into logits.
-
-        Args:
-            ids: token ids of prompt and response.
-            mask: True where a token is attended to; positions count these tokens only.
-        """
-        return hidden_states(self.base_model, ids, mask)
 
     def head(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of hidden states, as the architecture makes them."""
@@ -152,7 +130,8 @@ class Policy(nn.Module):
         assert isinstance(embeddings, nn.Embedding)
         ids = torch.arange(min(4, embeddings.num_embeddings), device=self.model.device)[None]
         with torch.no_grad(), evaluation_mode(self):
-            logits = self.head(self.hidden_states(ids, torch.ones_like(ids, dtype=torch.bool)))
+            mask = torch.ones_like(ids, dtype=torch.bool)
+            logits = self.head(padded_states(self.base_model, ids, mask))
             expected = self.model(input_ids=ids, use_cache=False).logits
         tolerance = 8 * torch.finfo(logits.dtype).eps * float(expected.abs().max())
         difference = float((logits - expected).abs().max())

@@ -62,15 +62,32 @@ def test_micro_batches_keep_the_budget_and_hold_each_row_once():
     The first two cost 2 x (4 + 5) = 18, a third would make 27.
     """
     batch = sequences([2, 4, 1, 4], [2, 5, 2, 4])
-    assert [rows.tolist() for rows in micro_batch_rows(batch, 18)] == [[1, 3], [0, 2]]
+    assert [rows.tolist() for rows in micro_batch_rows(batch, 18, packs=False)] == [[1, 3], [0, 2]]
 
 
 def test_row_beyond_the_budget_goes_alone():
-    assert [r.tolist() for r in micro_batch_rows(sequences([9, 1], [1, 1]), 4)] == [[0], [1]]
+    batch = sequences([9, 1], [1, 1])
+    for packs in (False, True):
+        groups = micro_batch_rows(batch, 4, packs=packs)
+        assert [rows.tolist() for rows in groups] == [[0], [1]]
 
 
 def test_row_without_response_costs_its_prompt():
-    assert [r.tolist() for r in micro_batch_rows(sequences([3, 3], [0, 0]), 6)] == [[0, 1]]
+    batch = sequences([3, 3], [0, 0])
+    assert [rows.tolist() for rows in micro_batch_rows(batch, 6, packs=False)] == [[0, 1]]
+
+
+def test_packed_rows_of_one_prompt_count_it_once():
+    """By hand: prompts of 3 (rows 0, 2) and 4 tokens (rows 1, 3), responses of 2, 1, 5 and 1.
+
+    The prompt with the longest row comes first, its longest response first: 3 + 5 + 2 = 10 fill the
+    budget of 12, as the other prompt would add 4 + 1; that one makes 4 + 1 + 1 = 6.
+    """
+    batch = sequences([3, 4, 3, 4], [2, 1, 5, 1])
+    groups = micro_batch_rows(batch, 12, packs=True)
+    assert [rows.tolist() for rows in groups] == [[2, 0], [1, 3]]
+    assert len(micro_batch_rows(batch, 16, packs=True)) == 1
+    assert len(micro_batch_rows(batch, 15, packs=True)) == 2
 
 
 def test_trimmed_drops_only_columns_that_all_rows_pad():

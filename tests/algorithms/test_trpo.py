@@ -12,7 +12,6 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lit_rl.advantages import GAE
 from lit_rl.algorithms import TRPO, CurrentLogProbs
 from lit_rl.callbacks import RLCallback
-from lit_rl.functional import response_hidden
 from lit_rl.models import SharedTrunk
 from lit_rl.models.fisher import fisher_product, flat, plain_attention
 from lit_rl.rewards import PythonFunction
@@ -56,8 +55,7 @@ def vector(policy):
 
 def distributions(policy, experience, temperature=1.0):
     """The model's own distribution at each response token."""
-    hidden = policy.hidden_states(experience.ids, experience.attention_mask)
-    logits = policy.head(response_hidden(hidden, experience.mask.shape[1]))
+    logits = policy.head(policy.states(experience))
     return torch.distributions.Categorical(logits=logits / temperature)
 
 

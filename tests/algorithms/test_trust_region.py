@@ -9,7 +9,7 @@ from lit_rl.functional.trust_region import LineSearchStep
 from lit_rl.models import Policy, frozen_copy
 from lit_rl.models.fisher import assign, flat, plain_attention
 from lit_rl.policy_losses import Surrogate
-from lit_rl.types import Experience
+from lit_rl.types import Experience, Sequences
 
 MASK = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
 TOTALS = Totals.of(MASK)
@@ -23,7 +23,7 @@ def experience(policy):
         "response_ids": torch.tensor([[7, 4, 2], [2, 0, 0], [9, 2, 0]]),
         "mask": MASK,
     }
-    old = policy(*tensors.values(), temperature=0.7).log_probs.detach()
+    old = policy(Sequences(**tensors), temperature=0.7).log_probs.detach()
     return Experience(
         **tensors,
         sampler_log_probs=old,
@@ -70,7 +70,7 @@ def test_loss_and_gradient_are_those_of_all_rows(region, policy):
     loss, gradient = region.loss_and_gradient()
     assert loss == pytest.approx(-(3 * 1.0 - 2.0 + 2 * 0.5) / 6, rel=1e-5)
     rows = experience(policy)
-    output = policy(rows.prompt_ids, rows.prompt_mask, rows.response_ids, MASK, temperature=0.7)
+    output = policy(rows, temperature=0.7)
     expected = torch.autograd.grad(mean_surrogate(output, rows, TOTALS), list(policy.parameters()))
     torch.testing.assert_close(gradient, flat(expected), rtol=1e-4, atol=1e-6)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_rl.generation.response_ends import ResponseEnds
+from lit_rl.generation.response_ends import ResponseEnds, StopAtEnds, completing_ids
 from lit_rl.models.character_tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer("abcdef\n ")
@@ -9,69 +9,74 @@ A, B, C, NEWLINE = 3, 4, 5, 9
 END = 2
 
 
-def ends(responses, stop_strings=(), end_ids=(END,), prompt=(A,), tokenizer=TOKENIZER):
-    """Feed responses of equal width one token at a time, as generation does."""
-    record = ResponseEnds(
-        tokenizer,
-        end_ids=end_ids,
-        stop_strings=stop_strings,
-        prompt_tokens=len(prompt),
-        num_rollouts=len(responses),
-        device=torch.device("cpu"),
-    )
-    response_ids = torch.tensor(responses)
-    ids = torch.cat([torch.tensor([prompt] * len(responses)), response_ids], dim=1)
-    for width in range(1, response_ids.shape[1] + 1):
-        record(ids[:, : len(prompt) + width], None)
-    return record, record.texts(response_ids)
+@pytest.fixture(params=[1, 3, 99], ids=["each token", "three at once", "all at once"])
+def ends(request):
+    """`ends(responses, ...)`: what is recorded of responses that are read some tokens at a time."""
+
+    def read(responses, stop_strings=(), end_ids=(END,), prompt=(A,), tokenizer=TOKENIZER):
+        record = ResponseEnds(
+            tokenizer,
+            end_ids=end_ids,
+            stop_strings=stop_strings,
+            num_rollouts=len(responses),
+            device=torch.device("cpu"),
+        )
+        response_ids = torch.tensor(responses)
+        ids = torch.cat([torch.tensor([prompt] * len(responses)), response_ids], dim=1)
+        stop, longest = StopAtEnds(record, len(prompt)), response_ids.shape[1]
+        for width in [*range(request.param, longest, request.param), longest]:
+            assert torch.equal(stop(ids[:, : len(prompt) + width], None), record.finished)
+        return record, record.texts(response_ids)
+
+    return read
 
 
-def test_a_row_ends_at_its_first_end_token():
+def test_a_row_ends_at_its_first_end_token(ends):
     record, texts = ends([[A, B, END, END], [A, B, C, A], [END, END, END, END]])
     assert record.lengths.tolist() == [3, 4, 1]
     assert record.finished.tolist() == [True, False, True]
     assert texts == ("ab", "abca", "")
 
 
-def test_every_end_id_ends_a_row_and_leaves_the_text():
+def test_every_end_id_ends_a_row_and_leaves_the_text(ends):
     record, texts = ends([[A, NEWLINE, B], [A, B, END]], end_ids=(END, NEWLINE))
     assert record.lengths.tolist() == [2, 3]
     assert record.finished.tolist() == [True, True]
     assert texts == ("a", "ab")
 
 
-def test_a_row_of_full_width_is_finished_by_its_end_token_alone():
+def test_a_row_of_full_width_is_finished_by_its_end_token_alone(ends):
     record, _ = ends([[A, B, END], [A, B, C]])
     assert record.lengths.tolist() == [3, 3]
     assert record.finished.tolist() == [True, False]
 
 
-def test_the_token_that_completes_a_stop_string_is_the_last():
+def test_the_token_that_completes_a_stop_string_is_the_last(ends):
     record, texts = ends([[A, B, C, A], [B, A, B, B]], stop_strings=("bc", "bb"))
     assert record.lengths.tolist() == [3, 4]
     assert record.finished.tolist() == [True, True]
     assert texts == ("a", "ba")
 
 
-def test_a_text_is_cut_before_the_first_of_several_stop_strings():
+def test_a_text_is_cut_before_the_first_of_several_stop_strings(ends):
     # "bc" and "c" are complete at the same token.
     for stop_strings in (("bc", "c"), ("c", "bc")):
         assert ends([[A, B, C]], stop_strings=stop_strings)[1] == ("a",)
 
 
-def test_a_stop_string_does_not_begin_in_the_prompt():
+def test_a_stop_string_does_not_begin_in_the_prompt(ends):
     record, texts = ends([[C, A, B, C]], stop_strings=("bc",), prompt=(A, B))
     assert record.lengths.tolist() == [4]
     assert texts == ("ca",)
 
 
-def test_without_end_ids_and_stop_strings_no_row_ends():
+def test_without_end_ids_and_stop_strings_no_row_ends(ends):
     record, texts = ends([[A, END, B]], end_ids=())
     assert not record.finished.any()
     assert texts == ("ab",)  # a special token that did not end the response is not shown
 
 
-def test_tokens_after_the_end_are_not_text():
+def test_tokens_after_the_end_are_not_text(ends):
     _, texts = ends([[A, END, B, C]])
     assert texts == ("a",)
 
@@ -91,7 +96,7 @@ def byte_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
-def test_a_stop_string_may_end_within_a_token(byte_tokenizer):
+def test_a_stop_string_may_end_within_a_token(ends, byte_tokenizer):
     ids = byte_tokenizer("13\nx+").input_ids
     assert len(ids) == 4
     record, texts = ends([ids], ("\n",), end_ids=(), prompt=(ids[0],), tokenizer=byte_tokenizer)
@@ -99,7 +104,7 @@ def test_a_stop_string_may_end_within_a_token(byte_tokenizer):
     assert texts == ("13",)
 
 
-def test_a_stop_string_of_characters_of_several_tokens(byte_tokenizer):
+def test_a_stop_string_of_characters_of_several_tokens(ends, byte_tokenizer):
     ids = byte_tokenizer("zé→zé→").input_ids
     assert len(ids) == 12  # z takes one byte, é two, the arrow three
     record, texts = ends([ids], ("→z",), end_ids=(), prompt=(ids[0],), tokenizer=byte_tokenizer)
@@ -107,7 +112,7 @@ def test_a_stop_string_of_characters_of_several_tokens(byte_tokenizer):
     assert texts == ("zé",)
 
 
-def test_texts_are_not_cleaned_up():
+def test_texts_are_not_cleaned_up(ends):
     tokenizer = character_tokenizer("ab. ")
     tokenizer.clean_up_tokenization_spaces = True  # turns " ." into "."
     ids = tokenizer("a . b", add_special_tokens=False).input_ids
@@ -115,3 +120,10 @@ def test_texts_are_not_cleaned_up():
     assert record.lengths.tolist() == [3]
     assert texts == ("a",)
     assert ends([ids], tokenizer=tokenizer)[1] == ("a . b",)
+
+
+def test_tokens_that_show_the_last_letter_of_a_stop_string_may_complete_it():
+    assert completing_ids(TOKENIZER, ("b\n", "ac")) == (C, NEWLINE)
+    assert completing_ids(TOKENIZER, ()) == ()
+    # The text of a token alone may lack a space at its end.
+    assert completing_ids(TOKENIZER, ("a ",)) == tuple(range(len(TOKENIZER)))

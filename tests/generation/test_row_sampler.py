@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_rl.generation.row_sampler import RowSampler, draw, row_uniforms
+from lit_rl.generation.row_sampler import RowSampler, TokenSampler, draw, row_uniforms
 from lit_rl.generation.sampling import SamplingSettings
 
 # Probabilities of four tokens, two prompt columns before.
@@ -10,18 +10,20 @@ IDS = torch.zeros(1, 2, dtype=torch.long)
 
 
 def sampler(uniform, **settings):
-    return RowSampler(
-        SamplingSettings(max_new_tokens=1, **settings),
-        torch.full((1, 1), uniform),
-        prompt_tokens=2,
-        end_ids=(0,),
+    return TokenSampler(
+        SamplingSettings(max_new_tokens=1, **settings), torch.full((1, 1), uniform), end_ids=(0,)
     )
 
 
 def drawn(uniform, **settings):
-    scores = sampler(uniform, **settings)(IDS, PROBABILITIES.log())
-    assert torch.isfinite(scores).sum() == 1
-    return int(scores.argmax())
+    return int(sampler(uniform, **settings)(PROBABILITIES.log(), step=0).tokens)
+
+
+def test_generate_is_left_one_token():
+    row = RowSampler(sampler(0.51), prompt_tokens=2)
+    scores = row(IDS, PROBABILITIES.log())
+    assert scores.tolist() == [[-torch.inf, 0.0, -torch.inf, -torch.inf]]
+    assert [int(draw.tokens) for draw in row.draws] == [1]
 
 
 def test_numbers_of_a_row_depend_on_seed_row_id_and_place_alone():
@@ -54,7 +56,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform):
         scores = torch.full((4, size), -torch.inf)
         allowed = torch.randint(1, size - 1, (4, 2))  # the first and the last token are not
         scores.scatter_(1, allowed, torch.randn(4, 2))
-        tokens = draw(scores, torch.full((4,), uniform))
+        tokens = draw(scores.softmax(1), torch.full((4,), uniform))
         assert (tokens[:, None] == allowed).any(dim=1).all()
 
 
@@ -62,8 +64,8 @@ def test_frequencies_are_the_softmax_probabilities():
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])
     count = 20_000
     uniforms = row_uniforms((5,), range(count), group_size=1, num_tokens=1)[:, 0]
-    tokens = draw(logits.expand(count, -1), uniforms)
     probabilities = logits.softmax(0)
+    tokens = draw(probabilities.expand(count, -1), uniforms)
     frequencies = tokens.bincount(minlength=5) / count
     standard_error = (probabilities * (1 - probabilities) / count).sqrt()
     # Four standard errors: a right sampler fails for one seed of some 3,000.
@@ -100,7 +102,35 @@ def test_end_ids_are_not_drawn_before_min_new_tokens():
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 1}, {"greedy": True}])
 def test_log_probs_are_those_at_the_temperature_without_any_filter(settings):
-    row = sampler(0.0, temperature=0.5, **settings)
-    row(IDS, PROBABILITIES.log())
+    draw = sampler(0.0, temperature=0.5, **settings)(PROBABILITIES.log(), step=0)
     expected = torch.tensor([0.25 / 0.345]).log()  # squared and normalised, as above
-    torch.testing.assert_close(row.log_probs[0], expected)
+    torch.testing.assert_close(draw.log_probs, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, 1.0),
+        ({"top_k": 2}, 0.75),
+        ({"top_p": 0.7}, 0.75),
+        ({"min_p": 0.25}, 0.9),
+        ({"min_new_tokens": 1}, 0.5),  # the end token 0 is left out
+    ],
+)
+def test_filtered_log_probs_are_those_of_what_the_filters_leave(settings, kept):
+    """By hand: the probability of the drawn token over the sum of those that are kept."""
+    draw = sampler(0.0, **settings)(PROBABILITIES.log(), step=0)
+    probability = PROBABILITIES[0, int(draw.tokens)]
+    torch.testing.assert_close(draw.log_probs[0], probability.log())
+    torch.testing.assert_close(draw.filtered_log_probs[0], (probability / kept).log())
+
+
+def test_drawing_by_blocks_inverts_the_cumulative_sum_of_all_tokens():
+    """Law: the first token whose cumulative probability is above the number, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(200, 1000, generator=generator, dtype=torch.float64).mul(3).exp()
+    uniforms = torch.rand(200, generator=generator, dtype=torch.float64)
+    cumulative = weights.cumsum(1) / weights.sum(1, keepdim=True)
+    expected = (cumulative > uniforms[:, None]).int().argmax(1)
+    assert torch.equal(draw(weights, uniforms), expected)
+    assert expected.unique().numel() > 100

@@ -3,16 +3,22 @@ import torch
 
 from lit_rl.models import Adapter, Policy, RandomCausalLM
 
+WITH_ROTATION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+    "max_position_embeddings": 64,
+}
+
 ARCHITECTURES = {
-    "llama": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.2,
-        "max_position_embeddings": 64,
-    },
+    "qwen2": WITH_ROTATION,
+    "qwen3": {**WITH_ROTATION, "head_dim": 8},
+    "gemma": {**WITH_ROTATION, "head_dim": 8},
+    "mistral": {**WITH_ROTATION, "sliding_window": 4},
+    "llama": WITH_ROTATION,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2},
     # The cap, the scale and the divisor are far from what leaves logits as they are.
     "gemma2": {

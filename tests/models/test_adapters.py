@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from lit_rl.generation import CachedGenerator, SamplingSettings, TransformersGenerator
 from lit_rl.models import LoRA, PolicyBackbone, frozen_copy
 from lit_rl.models.adapters import (
     adapter_layers,
@@ -16,9 +17,13 @@ from lit_rl.models.adapters import (
     switch_adapter,
     without_base,
 )
+from lit_rl.types import Prompts, Sequences
 
 IDS = torch.arange(8)[None]
 MASK = torch.ones_like(IDS, dtype=torch.bool)
+ROWS = Sequences(
+    prompt_ids=IDS[:, :4], prompt_mask=MASK[:, :4], response_ids=IDS[:, 4:], mask=MASK[:, 4:]
+)
 
 
 def logits(policy):
@@ -134,11 +139,11 @@ def test_checkpointing_recomputes_each_role_under_its_own_adapter(adapted, tiny_
             critic.enable_gradient_checkpointing()
         policy.train()
         critic.train()
-        loss = policy.model(IDS).logits.square().mean()
-        values = critic(IDS[:, :4], MASK[:, :4], IDS[:, 4:], MASK[:, 4:], policy_hidden=None)
+        loss = policy(ROWS, temperature=1.0).log_probs.square().mean()
+        values = critic(critic.states(ROWS), ROWS.mask)
         switch_adapter(reference, on=False)
         logits(reference)
-        (loss + values.values.square().mean()).backward()
+        (loss + values.square().mean()).backward()
         return gradients(policy), gradients(critic)
 
     for plain, recomputed in zip(trained(False), trained(True), strict=True):
@@ -203,13 +208,11 @@ def test_the_hash_is_that_of_the_base_alone(adapted):
     assert fingerprint(adapted(LoRA(), dtype="bfloat16")) != first
 
 
-def test_a_hundred_rollouts_leave_a_bfloat16_base_as_it_is(adapted, tiny_source):
+@pytest.mark.parametrize("generator", [CachedGenerator(), TransformersGenerator()])
+def test_a_hundred_rollouts_leave_a_bfloat16_base_as_it_is(adapted, tiny_source, generator):
     """Responses come from the adapter beside the base, never merged into it and out again."""
-    from lit_rl.generation import SamplingSettings, TransformersGenerator
-    from lit_rl.types import Prompts
-
     policy, tokenizer = adapted(LoRA(), dtype="bfloat16"), tiny_source().tokenizer()
-    base, generator = base_of(policy), TransformersGenerator()
+    base = base_of(policy)
     prompts = Prompts(
         ids=torch.tensor([[1, 4, 5], [1, 6, 7]]),
         mask=torch.ones(2, 3, dtype=torch.bool),

@@ -1,6 +1,7 @@
 """Where a critic reads its values, and where it comes from."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,13 +19,16 @@ from lit_rl.models import (
     SharedTrunk,
     save_pretrained,
 )
+from lit_rl.types import Sequences
 
 # Two prompts, the second left-padded by two; responses of 4 and 2 tokens.
 PROMPT_IDS = torch.tensor([[1, 7, 11, 13], [0, 0, 1, 13]])
 PROMPT_MASK = torch.tensor([[True, True, True, True], [False, False, True, True]])
 RESPONSE_IDS = torch.tensor([[5, 6, 9, 2], [8, 2, 0, 0]])
 MASK = torch.tensor([[True, True, True, True], [True, True, False, False]])
-BATCH = (PROMPT_IDS, PROMPT_MASK, RESPONSE_IDS, MASK)
+BATCH = Sequences(
+    prompt_ids=PROMPT_IDS, prompt_mask=PROMPT_MASK, response_ids=RESPONSE_IDS, mask=MASK
+)
 
 
 @pytest.fixture
@@ -44,16 +48,15 @@ def with_random_head(critic):
     return critic
 
 
-def hidden(policy, batch=BATCH):
-    prompt_ids, prompt_mask, response_ids, mask = batch
-    return policy.hidden_states(
-        torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, mask], 1)
-    )
+def values(critic, batch=BATCH, policy=None):
+    """What a critic says of a batch, from its own states or those of the policy."""
+    reader = critic if policy is None else policy
+    return critic.with_end_values(reader.states(batch, with_end=True), batch.mask)
 
 
 def test_values_start_at_zero(policy, source):
     for kind in (PolicyBackbone(), SharedTrunk()):
-        output = kind.critic(policy, source.tokenizer())(*BATCH, policy_hidden=hidden(policy))
+        output = values(kind.critic(policy, source.tokenizer()), policy=policy)
         assert output.values.eq(0).all()
         assert output.end_values.eq(0).all()
 
@@ -64,15 +67,15 @@ def test_the_value_of_a_token_is_read_at_the_position_before_it(tiny_source, mod
     source = tiny_source(model_type)
     policy = Policy(source.model(0))
     critic = with_random_head(PolicyBackbone().critic(policy, source.tokenizer()))
-    output = critic(*BATCH, policy_hidden=None)
+    output = values(critic)
     for row, (prompt, response) in enumerate([([1, 7, 11, 13], [5, 6, 9, 2]), ([1, 13], [8, 2])]):
         states = policy.model.base_model(torch.tensor([prompt + response])).last_hidden_state[0]
-        values = critic.head(states)[:, 0]
+        expected = critic.head(states)[:, 0]
         start, end = len(prompt) - 1, len(prompt) + len(response) - 1
         close = {"rtol": 1e-5, "atol": 1e-5}
         length = len(response)
-        torch.testing.assert_close(output.values[row, :length], values[start:end], **close)
-        torch.testing.assert_close(output.end_values[row], values[end], **close)
+        torch.testing.assert_close(output.values[row, :length], expected[start:end], **close)
+        torch.testing.assert_close(output.end_values[row], expected[end], **close)
     assert torch.equal(output.values != 0, MASK)
 
 
@@ -81,21 +84,20 @@ def test_a_value_does_not_know_its_token(policy, source):
     critic = with_random_head(PolicyBackbone().critic(policy, source.tokenizer()))
     other = RESPONSE_IDS.clone()
     other[0, 0] = 8
-    first = critic(*BATCH, policy_hidden=None).values
-    second = critic(PROMPT_IDS, PROMPT_MASK, other, MASK, policy_hidden=None).values
+    first = values(critic).values
+    second = values(critic, replace(BATCH, response_ids=other)).values
     assert first[0, 0] == second[0, 0]
     assert first[0, 1] != second[0, 1]
 
 
 def test_what_stands_in_the_padding_changes_no_value(policy, source):
     critic = with_random_head(PolicyBackbone().critic(policy, source.tokenizer()))
-    other = (
-        torch.where(PROMPT_MASK, PROMPT_IDS, 9),
-        PROMPT_MASK,
-        torch.where(MASK, RESPONSE_IDS, 9),
-        MASK,
+    other = replace(
+        BATCH,
+        prompt_ids=torch.where(PROMPT_MASK, PROMPT_IDS, 9),
+        response_ids=torch.where(MASK, RESPONSE_IDS, 9),
     )
-    first, second = (critic(*batch, policy_hidden=None) for batch in (BATCH, other))
+    first, second = (values(critic, batch) for batch in (BATCH, other))
     assert torch.equal(first.values, second.values)
     assert torch.equal(first.end_values, second.end_values)
 
@@ -104,8 +106,8 @@ def test_a_row_without_tokens_has_the_value_of_its_prompt_at_the_end(policy, sou
     """Its state is that of the last prompt token, which the first row reads for its first token."""
     critic = with_random_head(PolicyBackbone().critic(policy, source.tokenizer()))
     empty = MASK & torch.tensor([[False], [True]])
-    whole = critic(*BATCH, policy_hidden=None)
-    output = critic(*BATCH[:3], empty, policy_hidden=None)
+    whole = values(critic)
+    output = values(critic, replace(BATCH, mask=empty))
     assert output.values[0].eq(0).all()
     torch.testing.assert_close(output.end_values[0], whole.values[0, 0])
 
@@ -123,7 +125,8 @@ def test_gradient_reaches_the_policy_through_a_shared_trunk_only(policy, source)
     for kind, reaches in ((PolicyBackbone(), False), (SharedTrunk(), True)):
         policy.zero_grad()
         critic = with_random_head(kind.critic(policy, source.tokenizer()))
-        critic(*BATCH, policy_hidden=hidden(policy)).values.sum().backward()
+        own = critic.backbone is not None
+        values(critic, policy=None if own else policy).values.sum().backward()
         moved = [p for p in policy.parameters() if p.grad is not None and p.grad.ne(0).any()]
         assert bool(moved) == reaches
         assert critic.head.weight.grad.ne(0).any()
@@ -132,10 +135,10 @@ def test_gradient_reaches_the_policy_through_a_shared_trunk_only(policy, source)
 def test_the_head_computes_in_float32_under_autocast(policy, source):
     """In bfloat16 the sum of 32 products would differ by about 1%."""
     critic = with_random_head(SharedTrunk().critic(policy, source.tokenizer()))
-    states = hidden(policy)
-    exact = critic(*BATCH, policy_hidden=states).values
+    states = policy.states(BATCH)
+    exact = critic(states, MASK)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(critic(*BATCH, policy_hidden=states).values, exact)
+        assert torch.equal(critic(states, MASK), exact)
 
 
 def test_gradient_checkpointing_changes_no_gradient(policy, source):
@@ -145,7 +148,7 @@ def test_gradient_checkpointing_changes_no_gradient(policy, source):
         critic = with_random_head(PolicyBackbone().critic(policy, source.tokenizer()))
         if checkpointing:
             critic.enable_gradient_checkpointing()
-        critic.train()(*BATCH, policy_hidden=None).values.sum().backward()
+        critic.train()(critic.states(BATCH), MASK).sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in critic.parameters()]))
     torch.testing.assert_close(*gradients)
     assert gradients[0].abs().max() > 0

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from lit_rl.functional import response_hidden
 from lit_rl.models import Policy
 from lit_rl.models.fisher import fisher_product, plain_attention, trained_parameters
 from lit_rl.types import Sequences
@@ -47,9 +46,7 @@ def dense_fisher(policy):
     names = [name for name, _ in policy.named_parameters()]
     model = torch.nn.Module()
     model.policy = policy
-    model.forward = lambda: policy.head(
-        response_hidden(policy.hidden_states(BATCH.ids, BATCH.attention_mask), 4)
-    )
+    model.forward = lambda: policy.head(policy.states(BATCH))
 
     def logits(*parameters):
         values = {f"policy.{n}": p for n, p in zip(names, parameters, strict=True)}
@@ -89,10 +86,8 @@ def test_it_is_the_hessian_of_the_mean_kl(tiny_source):
                 policy.parameters(), old.parameters(), pieces, strict=True
             ):
                 parameter.copy_(before + piece.view_as(before))
-            hidden, old_hidden = (
-                p.hidden_states(BATCH.ids, BATCH.attention_mask) for p in (policy, old)
-            )
-            kl = policy.kl_from(old, old_hidden, hidden, BATCH.mask, temperature=TEMPERATURE)
+            states, old_states = (p.states(BATCH) for p in (policy, old))
+            kl = policy.kl_from(old, old_states, states, BATCH.mask, temperature=TEMPERATURE)
         values.append(float(kl.sum() / NUM_TOKENS))
     assert sum(values) / h**2 == pytest.approx(expected, rel=1e-4)
 
