@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from lit_rl.algorithms import RLModule
+from lit_rl.algorithms.optimization import check_precision, check_strategy
 from lit_rl.callbacks import IterationProgressBar, StopOnInterrupt
 from lit_rl.config_errors import explain
 
@@ -194,16 +195,11 @@ def check_trainer_settings(trainer: Namespace) -> None:
             "iteration has several; bound a run by --trainer.max_epochs and "
             "--trainer.limit_train_batches, the iterations of an epoch"
         )
-    if str(trainer.precision).startswith("16"):
-        raise ValueError(
-            f"trainer.precision {trainer.precision} is not supported: float16 needs a loss scale "
-            "that clipping would not see; use --trainer.precision bf16-mixed or 32-true"
-        )
-    if isinstance(trainer.strategy, str) and not re.match("auto$|ddp", trainer.strategy):
-        raise ValueError(
-            f"trainer.strategy {trainer.strategy} is not supported; use --trainer.strategy auto "
-            "for one device, or ddp for several"
-        )
+    # The Trainer itself would put another precision in the place of one that a CPU lacks, or look
+    # for packages that a strategy needs.
+    check_precision(trainer.precision)
+    if isinstance(trainer.strategy, str):
+        check_strategy(trainer.strategy)
 
 
 def checkpoint_path(path: str, root: Path, algorithm: str) -> Path:

@@ -38,9 +38,7 @@ def explain(message: str, known: Iterable[str]) -> str:
             return _unknown_key(message[: wrong.start()], wrong.group(1), known)
     path = ".".join(re.findall(r'Parser key "([\w.]+)"', message))
     if wrong := re.search(r"Expected a dot import path string: (\S+)", message):
-        near = _near(wrong.group(1), _subclasses(_annotation(message) or _root(path)))
-        text = f"{path}: there is no class {wrong.group(1)} for it"
-        return f"{text}; the nearest is {near}" if near else text
+        return f"{path}: {_no_class(wrong.group(1), _annotation(message) or _root(path))}"
     return _refused_value(message, path)
 
 
@@ -49,7 +47,21 @@ def _refused_value(message: str, path: str) -> str:
     lines = [line.strip(" -") for line in message.split("Errors:")[-1].strip().splitlines()]
     reason = next((line for line in lines if not re.match(FRAME, line)), lines[0])
     reason = re.sub(r'^Parser key "[\w.]+": |^Call to compute_fn .* failed: ', "", reason)
+    classes = re.findall(r"Problem with given class_path '([\w.]+)'", message.partition(reason)[0])
+    if classes and (missing := re.match("the following arguments are required: (.*)", reason)):
+        reason = f"{classes[-1]} needs {missing.group(1)}"
     return f"{path}: {reason}" if path else reason
+
+
+def _no_class(name: str, kind: Any) -> str:
+    """Return what is wrong with a name that is none of a subclass of `kind`."""
+    known = _subclasses(kind)
+    # A class of a wider kind, such as an estimator that reads no values for one that does.
+    bases = kind.__mro__[1:-2] if inspect.isclass(kind) else ()
+    if any(name in _subclasses(base) for base in bases):
+        return f"{name} is no {kind.__name__}, such as {' or '.join(known[:3])}"
+    near = _near(name, known)
+    return f"there is no class {name} for it" + f"; the nearest is {near}" * bool(near)
 
 
 def _unknown_key(context: str, key: str, known: Iterable[str]) -> str:

@@ -350,8 +350,13 @@ class CriticExperience(Experience):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOutput(Container):
-    """What a model says of given responses. Made by `lit_rl.models`.
+class ModelOutput(Container):
+    """What models say of given responses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOutput(ModelOutput):
+    """What a policy says of given responses. Made by `lit_rl.models`.
 
     Attributes:
         log_probs: log-probability of each response token at the sampling temperature, in nats.
@@ -363,8 +368,8 @@ class PolicyOutput(Container):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorCriticOutput(PolicyOutput):
-    """What a policy and a critic say of given responses.
+class CriticOutput(ModelOutput):
+    """What a critic says of given responses.
 
     Attributes:
         values: the critic's value of the state before each token; zero where the mask is False.
@@ -374,11 +379,17 @@ class ActorCriticOutput(PolicyOutput):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActorCriticOutput(PolicyOutput, CriticOutput):
+    """What a policy and a critic say of given responses."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Update:
     """One optimizer step, as callbacks see it.
 
     Attributes:
-        micro_batches: the rows of the minibatch and the policy's (detached) output on them.
+        passes: the rows of the minibatch and the (detached) output of the models on them; none on a
+            rank that had no row.
         loss: the aggregated loss of the minibatch on this rank.
         grad_norms: norm of the gradient before clipping, by parameter group: `actor`, and `critic`
             where there is one.
@@ -386,7 +397,16 @@ class Update:
             that sampled.
     """
 
-    micro_batches: tuple[tuple[Experience, PolicyOutput], ...]
+    passes: tuple[tuple[Experience, ModelOutput], ...]
     loss: Float[Tensor, ""]
     grad_norms: dict[str, float]
     index: int
+
+    @property
+    def micro_batches(self) -> tuple[tuple[Experience, PolicyOutput], ...]:
+        """The rows with the policy's output; none where a critic alone is trained."""
+        return tuple(
+            (experience, output)
+            for experience, output in self.passes
+            if isinstance(output, PolicyOutput)
+        )

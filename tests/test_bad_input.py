@@ -25,7 +25,7 @@ from lit_rl.cli import RLCLI
 from lit_rl.data import PromptDataModule
 from lit_rl.generation import SamplingSettings
 from lit_rl.models import RandomCausalLM
-from lit_rl.rewards import ExactAnswer, PythonFunction
+from lit_rl.rewards import ExactAnswer, PythonFunction, RewardModel, WeightedSum
 from lit_rl.tasks import DataFiles, HuggingFaceData, LargestDigit
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -218,6 +218,20 @@ def test_a_bad_reward_shows_in_the_validation_before_training(trainer, function,
     with pytest.raises(kind, match=message):
         trainer(num_sanity_val_steps=-1, limit_val_batches=1.0).fit(module, build_data())
     assert module.iteration == 0
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate"])
+def test_a_reward_that_is_not_there_is_refused_before_there_is_a_model(trainer, stage):
+    module = build_algorithm(reward=WeightedSum({"judge": RewardModel("./no/such/folder")}))
+    with pytest.raises(ValueError, match=r"no reward model to load at '\./no/such/folder'"):
+        getattr(trainer(), stage)(module, build_data())
+    assert not hasattr(module, "policy")
+
+
+def test_a_reward_that_nobody_asks_is_not_looked_for(trainer):
+    module = build_algorithm(reward=RewardModel("./no/such/folder"))
+    (batch,) = trainer().predict(module, build_data())
+    assert len(batch) == 6
 
 
 def test_a_reward_that_fails_later_leaves_the_checkpoint_before_it(trainer, tmp_path):

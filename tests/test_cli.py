@@ -51,6 +51,14 @@ def error_of(*arguments, capsys):
         (["--model.advantage", "GroupNormalised"], r"model.advantage: .*; .* GroupNormalized"),
         (["--model.advantage", "nomodule.X"], r"model.advantage: No module named 'nomodule'"),
         (["--model.advantage", "lit_rl.aggregations.TokenMean"], r"model.advantage: .*subclass of"),
+        (
+            ["--model", "PPO", "--model.advantage", "GroupNormalized"],
+            r"model.advantage: GroupNormalized is no CriticEstimator, such as GAE",
+        ),
+        (
+            ["--trainer.callbacks+", "AdaptiveKL", "--trainer.callbacks.initial", "0.1"],
+            r"trainer.callbacks: lit_rl.callbacks.AdaptiveKL needs target, unit, horizon$",
+        ),
         (["--data.task", "Largest"], r"data.task: there is no class Largest .* LargestDigit"),
     ],
 )
@@ -89,9 +97,10 @@ def test_unknown_key_in_a_file_is_refused(tmp_path, capsys):
         (["--trainer.gradient_clip_val", "0.5"], "use --model.max_grad_norm 0.5"),
         (["--trainer.accumulate_grad_batches", "2"], "--model.micro_batch_tokens"),
         (["--trainer.max_steps", "6"], "--trainer.limit_train_batches"),
-        (["--trainer.precision", "16-mixed"], "use --trainer.precision bf16-mixed"),
-        (["--trainer.strategy", "fsdp"], "trainer.strategy fsdp is not supported; use"),
-        (["--trainer.strategy", "deepspeed"], "use --trainer.strategy auto"),
+        (["--trainer.precision", "16-mixed"], "Use --trainer.precision bf16-mixed or 32-true"),
+        (["--trainer.precision", "64"], "trainer.precision 64 is not supported"),
+        (["--trainer.strategy", "fsdp"], "trainer.strategy fsdp is not supported: "),
+        (["--trainer.strategy", "deepspeed"], "Use --trainer.strategy auto (one device) or ddp"),
         (["--ckpt_path", "lst"], "ckpt_path: there is no lst; name a file"),
         (["--seed_everything", "true"], "seed_everything is True"),
         (["--ckpt_path", "last"], "no run of grpo"),
@@ -162,6 +171,10 @@ def test_explanation_of_another_error_is_its_first_line():
         (["--model.num_minibatches", "3"], "do not divide into num_minibatches 3"),
         (["--data.task", "DataFiles", "--data.task.train_file", "no.jsonl"], "no.jsonl"),
         (["--model.sampling.max_new_tokens", "64"], "the model reads 64"),
+        (
+            ["--model.reward", "RewardModel", "--model.reward.model", "no/folder/there"],
+            "no reward model to load at 'no/folder/there'",
+        ),
     ],
 )
 def test_what_the_set_up_refuses_is_one_readable_error(

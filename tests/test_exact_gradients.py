@@ -541,7 +541,9 @@ class Case:
     def algorithm(self):
         on_tables = type(self.kind.__name__, (OnTables, self.kind), {"problem": self.problem})
         source, reward = RandomCausalLM(config={}, alphabet="0"), ExactAnswer()
-        return on_tables(source=source, reward=reward, group_size=GROUP_SIZE, **self.settings)
+        return on_tables(
+            source=source, reward=reward, group_size=GROUP_SIZE, packing=False, **self.settings
+        )
 
     @cached_property
     def policy_gradient(self):
@@ -739,6 +741,7 @@ OLD_POLICY = {
         GRPO,
         from_old(without_far_negatives),
         policy_loss=OffPolicySequenceMask(ClippedSurrogate(), max_kl=0.01),
+        update_epochs=2,  # it is of no use in the first update; the gradient is of one here, too
         **NO_KL,
     ),
 }

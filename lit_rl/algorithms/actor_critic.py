@@ -8,11 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_rl.advantages import GAE
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.aggregations import Aggregation, Totals
+from lit_rl.algorithms.optimization import left_out
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.schedules import Shape, schedule
+from lit_rl.algorithms.setting_checks import check_actor_critic
 from lit_rl.models import Critic, CriticSource, PolicyBackbone, evaluation_mode
 from lit_rl.models.critic import Values
 from lit_rl.models.response_states import ResponseReader
@@ -20,10 +21,12 @@ from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.types import (
     ActorCriticOutput,
     CriticExperience,
+    CriticOutput,
     Experience,
-    PolicyOutput,
+    ModelOutput,
     ScoredRollout,
     Sequences,
+    Update,
     ValuedRollout,
 )
 from lit_rl.value_losses import ClippedSquaredError, ValueLoss
@@ -47,8 +50,11 @@ class ActorCritic(PolicyGradient):
         critic_lr: learning rate of the critic; None: that of the policy.
         critic_weight_decay: weight decay of the critic.
         critic_lr_schedule: course of the critic's learning rate, stepped once per optimizer step.
+        critic_lr_warmup_steps: optimizer steps over which the critic's learning rate rises from 0:
+            AdamW's first steps are as large as the learning rate, whatever the gradient.
         critic_warmup: iterations in which the critic alone is trained; the policy's own schedule
-            begins behind them.
+            begins behind them. A critic with a backbone of its own is then trained without a pass
+            of the policy.
         loop: the arguments of `PolicyGradient`.
 
     Raises:
@@ -69,6 +75,7 @@ class ActorCritic(PolicyGradient):
         critic_lr: float | None = None,
         critic_weight_decay: float = 0.0,
         critic_lr_schedule: Shape = "constant",
+        critic_lr_warmup_steps: int = 0,
         critic_warmup: int = 0,
         **loop: Any,
     ) -> None:
@@ -81,28 +88,11 @@ class ActorCritic(PolicyGradient):
         self.critic_lr = critic_lr
         self.critic_weight_decay = critic_weight_decay
         self.critic_lr_schedule = critic_lr_schedule
+        self.critic_lr_warmup_steps = critic_lr_warmup_steps
         self.critic_warmup = critic_warmup
+        self.policy_rests = False
         self.critic: Critic
-        for name in ("value_coef", "critic_lr"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be above 0")
-        for name in ("critic_weight_decay", "critic_warmup"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
-        if self.skip_zero_advantages:
-            raise ValueError(
-                "skip_zero_advantages leaves out rows that the critic learns from; it is for "
-                "algorithms without a critic"
-            )
-
-    def _check_choices(self) -> None:
-        super()._check_choices()
-        bootstraps = isinstance(self.advantage, GAE) and self.advantage.bootstrap_truncated
-        if self.filter_truncated and bootstraps:
-            raise ValueError(
-                "filter_truncated leaves out the very responses that bootstrap_truncated of GAE "
-                "goes on with; use one of the two"
-            )
+        check_actor_critic(self)
 
     @property
     def trains_policy(self) -> bool:
@@ -110,9 +100,9 @@ class ActorCritic(PolicyGradient):
         return self.iteration >= self.critic_warmup
 
     def configure_model(self) -> None:
-        """Build the policy and the critic."""
+        """Build the policy; to train it, also the critic."""
         super().configure_model()
-        if not hasattr(self, "critic"):
+        if self.is_for_training and not hasattr(self, "critic"):
             self.critic = self.critic_source.critic(self.policy, self.tokenizer)
             if self.gradient_checkpointing:
                 self.critic.enable_gradient_checkpointing()
@@ -142,7 +132,21 @@ class ActorCritic(PolicyGradient):
             total_steps=total_steps,
             first_step=self.critic_warmup * self.steps_per_iteration,
         )
-        return [actor, schedule(self.critic_lr_schedule, warmup_steps=0, total_steps=total_steps)]
+        critic = schedule(
+            self.critic_lr_schedule,
+            warmup_steps=self.critic_lr_warmup_steps,
+            total_steps=total_steps,
+        )
+        return [actor, critic]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leave the weights of the critic out where held-out prompts are answered without it."""
+        super().on_load_checkpoint(checkpoint)
+        if not hasattr(self, "critic"):
+            weights = checkpoint["state_dict"].items()
+            checkpoint["state_dict"] = {
+                name: weight for name, weight in weights if not name.startswith("critic.")
+            }
 
     def on_train_start(self) -> None:
         """Put the critic into training mode, too."""
@@ -175,8 +179,24 @@ class ActorCritic(PolicyGradient):
             CriticExperience, old_values=values, returns=self.advantage.returns(valued)
         )
 
-    def forward_pass(self, experience: Experience) -> ActorCriticOutput:
-        """Return what policy and critic say of a micro-batch, with gradient."""
+    def moves_policy(self, index: int) -> bool:
+        """Return whether an update of the iteration under way moves the policy.
+
+        Args:
+            index: its number within the iteration, from 0.
+        """
+        return self.trains_policy
+
+    def update(self, experience: Experience, rows: Tensor, index: int) -> Update:
+        """Take one optimizer step on the given rows, of the critic alone where the policy rests."""
+        self.policy_rests = self.critic.backbone is not None and not self.moves_policy(index)
+        return super().update(experience, rows, index)
+
+    def forward_pass(self, experience: Experience) -> CriticOutput:
+        """Return what policy and critic, or the critic alone, say of a micro-batch."""
+        if self.policy_rests:
+            states = self.critic.states(experience)
+            return CriticOutput(values=self.critic(states, experience.mask))
         states = self.policy.states(experience)
         output = self.policy.score(states, experience, temperature=self.sampling.temperature)
         if self.critic.backbone is not None:
@@ -184,17 +204,26 @@ class ActorCritic(PolicyGradient):
         return output.extended(ActorCriticOutput, values=self.critic(states, experience.mask))
 
     def loss(
-        self, output: PolicyOutput, experience: Experience, totals: Totals
+        self, output: ModelOutput, experience: Experience, totals: Totals
     ) -> Float[Tensor, ""]:
         """Return this part of the joint loss of an optimizer step; parts of one step add up."""
-        actor = super().loss(output, experience, totals)
+        if self.policy_rests:
+            actor = left_out(self.policy.parameters(), self.trainer)
+        else:
+            actor = self.actor_loss(output, experience, totals)
         return actor + self.value_coef * self.critic_loss(output, experience, totals)
 
+    def actor_loss(
+        self, output: ModelOutput, experience: Experience, totals: Totals
+    ) -> Float[Tensor, ""]:
+        """Return this part of the policy's loss of an optimizer step."""
+        return super().loss(output, experience, totals)
+
     def critic_loss(
-        self, output: PolicyOutput, experience: Experience, totals: Totals
+        self, output: ModelOutput, experience: Experience, totals: Totals
     ) -> Float[Tensor, ""]:
         """Return this part of the value loss of an optimizer step."""
-        assert isinstance(output, ActorCriticOutput)
+        assert isinstance(output, CriticOutput)
         assert isinstance(experience, CriticExperience)
         per_token = self.value_loss(output.values, experience)
         return self.aggregation(per_token, experience.mask, totals)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from lit_rl.advantages import GroupNormalized
+from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.advantages.groups import zero_std_groups
 from lit_rl.aggregations import Aggregation, TokenMean
 from lit_rl.algorithms.grpo import GRPO
@@ -38,6 +40,7 @@ class DAPO(GRPO):
     the epoch, which stays as it is.
 
     Args:
+        advantage: from rewards to advantages.
         policy_loss: from log-probs and advantages to a loss per token.
         aggregation: from a loss per token to a number.
         kl_coef: weight of the KL; 0 needs no reference.
@@ -54,6 +57,7 @@ class DAPO(GRPO):
 
     def __init__(
         self,
+        advantage: AdvantageEstimator = GroupNormalized(),
         policy_loss: PolicyLoss = ClippedSurrogate(clip_low=0.2, clip_high=0.28),
         aggregation: Aggregation = TokenMean(),
         kl_coef: float = 0.0,
@@ -63,10 +67,17 @@ class DAPO(GRPO):
         sampling: SamplingSettings = SamplingSettings(),
         **loop: Any,
     ) -> None:
+        if not advantage.sees_final_reward:
+            raise ValueError(
+                f"DAPO keeps the groups whose rewards as a whole differ, but "
+                f"{type(advantage).__name__} learns from their parts or steps: use "
+                "lit_rl.advantages.GroupNormalized, or lit_rl.algorithms.GRPO"
+            )
         if reward_shaping is None:
             limit = sampling.max_new_tokens
             reward_shaping = [SoftOverlongPunishment(limit, cache_tokens=max(1, limit // 5))]
         super().__init__(
+            advantage=advantage,
             policy_loss=policy_loss,
             aggregation=aggregation,
             kl_coef=kl_coef,
@@ -79,15 +90,6 @@ class DAPO(GRPO):
         self._sampled: list[Group] = []
         if max_rounds < 1:
             raise ValueError(f"max_rounds is {max_rounds}, must be at least 1; 1 for no refill")
-
-    def _check_choices(self) -> None:
-        if not self.advantage.sees_final_reward:
-            raise ValueError(
-                f"DAPO keeps the groups whose rewards as a whole differ, but "
-                f"{type(self.advantage).__name__} learns from their parts or steps: use "
-                "lit_rl.advantages.GroupNormalized, or lit_rl.algorithms.GRPO"
-            )
-        super()._check_choices()
 
     def setup(self, stage: str) -> None:
         """Refuse data that cannot give the prompts of a further round."""

@@ -24,7 +24,9 @@ class RLCallback(Callback):
     logged with `module.log_dict`, in `on_iteration_end`: Lightning keeps the last value of a key in
     one training step, and every rank has to log the same keys in the same order.
 
-    `needs_reference` says that the frozen reference is needed even where `kl_coef` is 0.
+    `needs_reference` says that the frozen reference is needed even where `kl_coef` is 0, and
+    `moves_reference` that the callback changes it: such a callback sets `module.reference_moved`
+    when it does, and stores and restores the weights of the reference with a checkpoint.
 
     `module.iteration` counts finished iterations: before `on_iteration_end` it does not
     count the one under way, at `on_iteration_end` it does, so there it is the number of this
@@ -35,7 +37,8 @@ class RLCallback(Callback):
 
             class StopAtEntropy(RLCallback):
                 def on_minibatch(self, trainer, module, update):
-                    batches = update.micro_batches  # none on a rank that had no row
+                    # None on a rank that had no row, or where a critic alone is trained.
+                    batches = update.micro_batches
                     low = any(out.entropy[exp.mask].mean() < 0.01 for exp, out in batches)
                     # All ranks have to stop together.
                     stop = trainer.strategy.reduce_boolean_decision(low, all=False)
@@ -43,6 +46,7 @@ class RLCallback(Callback):
     """
 
     needs_reference: ClassVar[bool] = False
+    moves_reference: ClassVar[bool] = False
 
     def on_scored(self, trainer: Trainer, module: Any, scored: ScoredRollout) -> None:
         """Called when responses of this rank are sampled and scored, used for training or not.

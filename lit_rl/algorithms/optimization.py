@@ -1,17 +1,31 @@
 """What manual optimization leaves to the module: schedules, clipping, ranks, resumed settings."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy
+from jaxtyping import Float
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    ParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-PRECISIONS = ("bf16-mixed", "32-true")
+STRATEGIES: dict[str, type[Strategy]] = {"auto": SingleDeviceStrategy, "ddp": DDPStrategy}
+"""The strategies with which the loop is right, by their names; ddp_spawn is a kind of ddp.
+
+With each of them every rank holds all weights, whole.
+"""
+
+PRECISIONS = {"bf16-mixed": "bf16", "32-true": "32"}
+"""The precisions with which it is, and Lightning's short names of them."""
 
 
 def check_trainer(trainer: L.Trainer) -> None:
@@ -20,16 +34,29 @@ def check_trainer(trainer: L.Trainer) -> None:
     Raises:
         ValueError: for a strategy or precision that is not supported, with one that is.
     """
-    # Lightning derives DeepSpeed's strategy from that of DDP.
-    if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
+    check_strategy(trainer.strategy)
+    check_precision(trainer.precision)
+
+
+def check_strategy(strategy: str | Strategy) -> None:
+    """Raise a ValueError unless `STRATEGIES` has a strategy, given itself or by its name."""
+    if isinstance(strategy, str):
+        name, supported = strategy, strategy.startswith(tuple(STRATEGIES))
+    else:  # Lightning derives DeepSpeed's strategy from that of DDP
+        name, supported = type(strategy).__name__, type(strategy) in STRATEGIES.values()
+    if not supported:
         raise ValueError(
-            f"trainer.strategy {type(trainer.strategy).__name__} is not supported: gradients and "
-            "generation need its own adapter. Use --trainer.strategy auto (one device) or ddp"
+            f"trainer.strategy {name} is not supported: gradients and generation need its own "
+            "adapter. Use --trainer.strategy auto (one device) or ddp"
         )
-    if str(trainer.precision) not in PRECISIONS:
+
+
+def check_precision(precision: str | int | None) -> None:
+    """Raise a ValueError unless `PRECISIONS` has a precision; None is Lightning's default."""
+    if precision is not None and str(precision) not in {*PRECISIONS, *PRECISIONS.values()}:
         raise ValueError(
-            f"trainer.precision {trainer.precision} is not supported: float16 needs a loss scale "
-            "that clipping would not see, and the format of the weights is that of the source "
+            f"trainer.precision {precision} is not supported: float16 needs a loss scale that "
+            "clipping would not see, and the format of the weights is that of the source "
             f"(--model.source.dtype). Use --trainer.precision {' or '.join(PRECISIONS)}"
         )
 
@@ -42,6 +69,17 @@ def accumulate(trainer: L.Trainer, *, last: bool) -> Iterator[None]:
     else:
         with trainer.strategy.block_backward_sync():
             yield
+
+
+def left_out(parameters: Iterable[nn.Parameter], trainer: L.Trainer) -> Float[Tensor, ""]:
+    """Return a 0 to add to a loss that parameters take no part in.
+
+    Data parallel ranks wait for the gradient of every parameter: there, theirs is 0. On one device
+    they have none.
+    """
+    if not isinstance(trainer.strategy, ParallelStrategy):
+        return torch.zeros(())
+    return 0.0 * torch.stack([p.sum() for p in parameters if p.requires_grad]).sum()
 
 
 def clip_grad_norms(

@@ -14,7 +14,7 @@ from lit_rl.algorithms.actor_critic import ActorCritic
 from lit_rl.functional import kl_k3, masked_sum, sum_over_ranks
 from lit_rl.policy_losses import Surrogate
 from lit_rl.policy_losses.base import PolicyLoss
-from lit_rl.types import Experience, PolicyOutput, ScoredRollout, Update
+from lit_rl.types import Experience, ModelOutput, PolicyOutput, ScoredRollout, Update
 
 TOLERATED = 1.5
 """How far the measured KL may be from its target, as a factor, without a change of beta."""
@@ -106,15 +106,14 @@ class PenalizedTRPO(ActorCritic):
                 "penalty has no gradient; use update_epochs 4"
             )
 
-    def loss(
-        self, output: PolicyOutput, experience: Experience, totals: Totals
+    def actor_loss(
+        self, output: ModelOutput, experience: Experience, totals: Totals
     ) -> Float[Tensor, ""]:
-        """Return this part of the joint loss, the penalty included; parts of one step add up."""
-        mask = experience.mask
+        """Return this part of the policy's loss, the penalty included."""
+        assert isinstance(output, PolicyOutput)
         penalty = kl_from_old(output.log_probs, experience)
-        return super().loss(output, experience, totals) + self.beta * self.aggregation(
-            penalty, mask, totals
-        )
+        actor = super().actor_loss(output, experience, totals)
+        return actor + self.beta * self.aggregation(penalty, experience.mask, totals)
 
     def prepare(self, scored: ScoredRollout) -> Experience:
         """Keep the rollout until the KL after the updates is measured."""

@@ -17,14 +17,15 @@ from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.optimization import accumulate, clip_grad_norms
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
+from lit_rl.algorithms.setting_checks import check_policy_gradient
 from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
-from lit_rl.reward_shaping import MissingEndPenalty, RewardShaping
-from lit_rl.rewards.base import no_response
+from lit_rl.reward_shaping import RewardShaping
 from lit_rl.sampler_corrections import SamplerCorrection
 from lit_rl.types import (
     Experience,
+    ModelOutput,
     PolicyOutput,
     Prompts,
     Rollout,
@@ -39,6 +40,10 @@ class PolicyGradient(RLModule):
 
     One training step is one iteration: a batch of prompts is answered `group_size` times each, the
     responses are scored, and the policy is updated `update_epochs * num_minibatches` times.
+
+    A reward that applies to no response of the first iteration, on any rank, ends the run. A later
+    iteration of that kind is skipped: no optimizer step is taken, a warning says so once, and the
+    metric `skipped_iterations` counts it.
 
     Args:
         advantage: from rewards to advantages.
@@ -106,83 +111,9 @@ class PolicyGradient(RLModule):
         self.num_minibatches = num_minibatches
         self.skip_zero_advantages = skip_zero_advantages
         self.stop_updates = False
-        self._check_settings()
-        self._check_sampler_correction()
-        self._check_choices()
-
-    def _check_settings(self) -> None:
-        least_of = {"update_epochs": 1, "num_minibatches": 1, "group_size": 1, "kl_coef": 0}
-        for name, least in least_of.items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if not 0 < self.top_entropy_fraction <= 1:
-            raise ValueError(
-                f"top_entropy_fraction is {self.top_entropy_fraction}, must be in (0, 1]: the "
-                "share of the tokens that is trained, such as 0.2; 1 for all"
-            )
-        if self.old_log_probs.single_update and self.steps_per_iteration > 1:
-            raise ValueError(
-                f"old_log_probs {type(self.old_log_probs).__name__} is right for one update per "
-                f"rollout, but update_epochs {self.update_epochs} x num_minibatches "
-                f"{self.num_minibatches} make {self.steps_per_iteration}; use RecomputedLogProbs"
-            )
-        if self.skip_zero_advantages and (self.entropy_coef != 0 or self.kl_coef > 0):
-            raise ValueError(
-                "skip_zero_advantages leaves out rows that the entropy bonus and the KL would "
-                f"train: entropy_coef {self.entropy_coef} and kl_coef {self.kl_coef} must be 0"
-            )
-        punishes_the_missing_end = any(
-            isinstance(shaping, MissingEndPenalty) for shaping in self.reward_shaping
-        )
-        if self.filter_truncated and punishes_the_missing_end:
-            raise ValueError(
-                "filter_truncated leaves out the very responses that MissingEndPenalty punishes; "
-                "use one of the two"
-            )
-
-    def _check_sampler_correction(self) -> None:
-        if self.sampler_correction is None:
-            return
-        if self.old_log_probs.from_sampler:
-            raise ValueError(
-                f"sampler_correction {type(self.sampler_correction).__name__} weighs the old "
-                f"log-probs against those of the sampler, but {type(self.old_log_probs).__name__} "
-                "makes them the same; use RecomputedLogProbs"
-            )
-        kl_in_reward = self.kl.in_reward and self.kl_coef > 0
-        if kl_in_reward and self.old_log_probs.single_update:
-            raise ValueError(
-                f"old_log_probs {type(self.old_log_probs).__name__} would take the KL in the "
-                "reward from the sampler, which sampler_correction says is not the policy; use "
-                "RecomputedLogProbs"
-            )
-
-    def _check_choices(self) -> None:
-        estimator = type(self.advantage).__name__
-        if not issubclass(self.provides, self.advantage.reads):
-            raise ValueError(
-                f"{estimator} reads a {self.advantage.reads.__name__}, which "
-                f"{type(self).__name__} does not make; PPO gives values to GAE, ReMax a baseline "
-                "response to GreedyBaseline"
-            )
-        if self.group_size < self.advantage.min_group_size:
-            raise ValueError(
-                f"group_size is {self.group_size}, but {estimator} compares the responses of one "
-                f"prompt: it needs at least {self.advantage.min_group_size}, usually 8"
-            )
-        if self.advantage.sees_final_reward:
-            return
-        if self.kl.in_reward and self.kl_coef > 0:
-            raise ValueError(
-                f"{estimator} does not see a KL that is deducted from the reward; use kl KLInLoss, "
-                "or kl_coef 0"
-            )
-        if self.reward_shaping:
-            raise ValueError(
-                f"{estimator} does not see what reward_shaping does, "
-                f"{[type(shaping).__name__ for shaping in self.reward_shaping]}; leave it out, or "
-                "make it a part of the reward"
-            )
+        self.num_rewarded = 0
+        self.skipped_iterations = 0
+        check_policy_gradient(self)
 
     @property
     def steps_per_iteration(self) -> int:
@@ -193,6 +124,11 @@ class PolicyGradient(RLModule):
     def trains_policy(self) -> bool:
         """Whether the updates of the iteration under way move the policy."""
         return True
+
+    @property
+    def deducts_kl(self) -> bool:
+        """Whether a KL to the reference is deducted from the reward."""
+        return self.kl.in_reward and self.kl_coef > 0
 
     @property
     def uses_reference(self) -> bool:
@@ -211,7 +147,11 @@ class PolicyGradient(RLModule):
 
     def training_step(self, prompts: Prompts, batch_idx: int) -> None:
         """One iteration: a Lightning batch is a batch of prompts."""
+        self.num_rewarded = 0
         scored = self.collect(prompts)
+        if not self.num_rewarded:  # nothing counts, so that no optimizer step is taken below
+            self.without_reward(f"iteration {self.iteration + 1}")
+            self.skipped_iterations += 1
         experience = self.prepare(scored)
         call_hooks(self.trainer, "on_rollout", self, scored, experience)
         self.stop_updates = False
@@ -222,7 +162,7 @@ class PolicyGradient(RLModule):
                     break
                 update = self.update(experience, rows, index=len(updates))
                 call_hooks(self.trainer, "on_minibatch", self, update)
-                updates.append(replace(update, micro_batches=()))  # the numbers stay
+                updates.append(replace(update, passes=()))  # the numbers stay
         self.finish(updates)
 
     def collect(self, prompts: Prompts) -> ScoredRollout:
@@ -242,10 +182,9 @@ class PolicyGradient(RLModule):
         return self.sample(prompts, self.sampling, group_size=self.group_size, seed=seed)
 
     def score(self, rollout: Rollout) -> ScoredRollout:
-        """Give every response its reward, which must apply to some response on some rank."""
+        """Give every response its reward, where it applies."""
         scored = self.reward(rollout)
-        if not sum_over_ranks((~scored.missing).sum()):
-            raise ValueError(no_response(self.reward))
+        self.num_rewarded += int(sum_over_ranks((~scored.missing).sum()))
         call_hooks(self.trainer, "on_scored", self, scored)
         return scored
 
@@ -337,7 +276,7 @@ class PolicyGradient(RLModule):
         trained = minibatch if weight else experience.select(rows.new_zeros(1))
 
         optimizer, loss = self.raw_optimizer, torch.zeros((), device=self.device)
-        micro_batches = []
+        passes = []
         groups = self.micro_batch_rows(trained)
         for number, group in enumerate(groups, start=1):
             micro_batch = trained.select(group).trimmed()
@@ -347,7 +286,7 @@ class PolicyGradient(RLModule):
                 # Data parallel strategies average over ranks what the totals make a sum.
                 self.manual_backward(part * self.trainer.world_size)
             loss += part.detach()
-            micro_batches.append((micro_batch, output.map_tensors(Tensor.detach)))
+            passes.append((micro_batch, output.map_tensors(Tensor.detach)))
 
         where = f"iteration {self.iteration + 1}, update {index + 1}"
         grad_norms = clip_grad_norms(optimizer, self.max_grad_norm, where)
@@ -356,20 +295,21 @@ class PolicyGradient(RLModule):
             self.scheduler.step()
         optimizer.zero_grad(set_to_none=True)
         return Update(
-            micro_batches=tuple(micro_batches) if weight else (),
+            passes=tuple(passes) if weight else (),
             loss=loss,
             grad_norms=grad_norms,
             index=index,
         )
 
-    def forward_pass(self, experience: Experience) -> PolicyOutput:
+    def forward_pass(self, experience: Experience) -> ModelOutput:
         """Return what the models say of a micro-batch, with gradient."""
         return self.output(self.policy, experience)
 
     def loss(
-        self, output: PolicyOutput, experience: Experience, totals: Totals
+        self, output: ModelOutput, experience: Experience, totals: Totals
     ) -> Float[Tensor, ""]:
         """Return this part of the loss of an optimizer step; parts of one step add up."""
+        assert isinstance(output, PolicyOutput)
         if experience.old_log_probs is None:
             experience = replace(experience, old_log_probs=output.log_probs.detach())
         per_token = self.policy_loss(output.log_probs, experience)
@@ -393,6 +333,7 @@ class PolicyGradient(RLModule):
                 "iteration": float(self.iteration),
                 "loss": sum_over_ranks(losses.mean()),
                 "num_updates": float(len(updates)),
+                "skipped_iterations": float(self.skipped_iterations),
                 **self.norms_and_rates(updates),
                 "kl_coef": self.kl_coef,
                 "entropy_coef": self.entropy_coef,
@@ -424,9 +365,11 @@ class PolicyGradient(RLModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what the advantage estimator remembers."""
         super().on_save_checkpoint(checkpoint)
+        checkpoint["lit_rl"]["skipped_iterations"] = self.skipped_iterations
         checkpoint["lit_rl"]["advantage"] = self.advantage.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give the advantage estimator its memory back."""
         super().on_load_checkpoint(checkpoint)
+        self.skipped_iterations = checkpoint["lit_rl"].get("skipped_iterations", 0)
         self.advantage.load_state_dict(checkpoint["lit_rl"].get("advantage", {}))

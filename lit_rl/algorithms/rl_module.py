@@ -11,11 +11,14 @@ import lightning as L
 import torch
 from jaxtyping import Int
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
+from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.algorithms.minibatches import micro_batch_rows
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
 from lit_rl.algorithms.schedules import Shape, schedule
@@ -28,6 +31,7 @@ from lit_rl.models.adapters import (
     base_names,
     base_parameters,
     fingerprint,
+    put_on_base,
     switch_adapter,
     without_base,
 )
@@ -104,7 +108,11 @@ class RLModule(L.LightningModule):
         self.iteration = 0
         self.planned_iterations: int | None = None
         self.training_begun = False
+        self._warned_of_no_reward = False
         self.policy: Policy
+        # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
+        self._reference: list[Policy] | None = None
+        self.reference_moved = False
         self.validation_samples: list[dict[str, Any]] = []
         if source.quantized and adapter is None:
             raise ValueError(
@@ -132,6 +140,11 @@ class RLModule(L.LightningModule):
         return self._reference[0] if self._reference else None
 
     @property
+    def is_for_training(self) -> bool:
+        """Whether the models are to be trained, not only to answer held-out prompts."""
+        return self._trainer is None or self.trainer.state.fn == TrainerFn.FITTING
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the model."""
         return self.source.tokenizer()
@@ -153,7 +166,7 @@ class RLModule(L.LightningModule):
         return None if math.isinf(min(bounds)) else int(min(bounds))
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that the loop cannot honour, before any work is done."""
+        """Refuse settings that the loop cannot honour and rewards that are not there."""
         check_trainer(self.trainer)
         if self.source.quantized and self.trainer.strategy.root_device.type == "cpu":
             raise ValueError(
@@ -161,28 +174,41 @@ class RLModule(L.LightningModule):
                 "the weights while it samples, with which training then goes wrong. Use "
                 "--model.source.load_in_4bit false, or --trainer.accelerator gpu"
             )
+        if stage != "predict":
+            self.reward.setup()
 
     def configure_model(self) -> None:
-        """Build the policy, and the reference where a KL term needs one."""
-        if hasattr(self, "policy"):
-            return
+        """Build the policy; to train it, also the reference where a KL term needs one."""
+        initial: Policy | None = None
+        if not hasattr(self, "policy"):
+            initial = self.policy = self.initial_policy()
+            if self.gradient_checkpointing:
+                self.policy.enable_gradient_checkpointing()
+        if self.is_for_training and self._reference is None:
+            initial = initial or self.initial_policy()
+            self._reference = [self.reference_to(initial)] if self.uses_reference else []
+        self.pack(self.packing)
+
+    def initial_policy(self) -> Policy:
+        """Return a new policy, as it is before training."""
         model = self.source.model(self.seed, frozen=self.adapter is not None)
         if self.adapter is not None:
             self.adapter.inject(model, self.seed)
-        self.policy = Policy(model)
-        if self.gradient_checkpointing:
-            self.policy.enable_gradient_checkpointing()
-        # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
-        self._reference = [frozen_copy(self.policy)] if self.uses_reference else []
-        if self.adapter is not None and self.adapter.starts_at_base:
-            for reference in self._reference:
+        return Policy(model)
+
+    def reference_to(self, initial: Policy) -> Policy:
+        """Return the frozen reference that is the initial policy, upon the base of the policy."""
+        reference = frozen_copy(initial)
+        if self.adapter is not None:
+            put_on_base(reference, base_names(self.policy, base_parameters(self.policy)))
+            if self.adapter.starts_at_base:
                 switch_adapter(reference, on=False)
-        self.pack(self.packing)
+        return reference
 
     @property
     def readers(self) -> list[ResponseReader]:
         """The models that read responses."""
-        return [self.policy, *self._reference]
+        return [self.policy, *(self._reference or [])]
 
     def pack(self, packs: bool) -> None:
         """Let every model read packed rows where it can, or none."""
@@ -239,8 +265,8 @@ class RLModule(L.LightningModule):
                 "a callback needs the reference, but the models were built without it: give the "
                 "callbacks to the trainer that trains this module first"
             )
-        for reference in self._reference:
-            reference.to(self.device)
+        if self.reference is not None:
+            self.reference.to(self.device)
 
     def on_train_start(self) -> None:
         """Let the configured settings of the optimizer hold over those of a checkpoint."""
@@ -269,7 +295,10 @@ class RLModule(L.LightningModule):
 
         Of a base beneath an adapter, which the source gives, only a hash is stored.
         """
-        checkpoint["lit_rl"] = {"iteration": self.iteration}
+        checkpoint["lit_rl"] = {
+            "iteration": self.iteration,
+            "reference_moved": self.reference_moved,
+        }
         if self.adapter is not None:
             checkpoint["lit_rl"]["base"] = self.base_fingerprint
             checkpoint["state_dict"] = without_base(checkpoint["state_dict"], self.base_weights)
@@ -288,10 +317,24 @@ class RLModule(L.LightningModule):
                 )
             checkpoint["state_dict"].update(self.base_weights)
         self.iteration = checkpoint["lit_rl"]["iteration"]
+        self.reference_moved = checkpoint["lit_rl"].get("reference_moved", False)
+        if self.reference_moved and self.reference is not None and not self._is_reference_restored:
+            raise ValueError(
+                "the checkpoint is of a run whose reference moved with the policy, but no callback "
+                "of this run takes that reference over, so the KL would be to the initial policy: "
+                "add lit_rl.callbacks.ReferenceSync, or set kl_coef to 0"
+            )
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
         position = checkpoint.get(type(datamodule).__qualname__)
         if isinstance(datamodule, PromptDataModule) and position:
             align_loop(checkpoint["loops"]["fit_loop"], position)
+
+    @property
+    def _is_reference_restored(self) -> bool:
+        return any(
+            isinstance(callback, RLCallback) and callback.moves_reference
+            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
+        )
 
     @property
     def base_weights(self) -> dict[str, nn.Parameter]:
@@ -362,10 +405,27 @@ class RLModule(L.LightningModule):
         """Log the measures over all held-out prompts."""
         values = self.held_out.results()
         if math.isnan(values["val/reward"]):
-            raise ValueError(no_response(self.reward))
+            self.without_reward(f"the validation after iteration {self.iteration}")
         # They are the same on every rank; without a reduction Lightning warns of each of them.
         position = {"step": float(self.iteration), "iteration": float(self.iteration)}
         self.log_dict({**position, **values}, sync_dist=True)
+
+    def without_reward(self, where: str) -> None:
+        """Take note, on all ranks together, that the reward applied to no response.
+
+        Args:
+            where: names the responses, such as "iteration 3".
+
+        Raises:
+            ValueError: before a first iteration is over, since then the configuration is wrong.
+                Later it is a matter of chance, and a warning says so once.
+        """
+        message = f"in {where} {no_response(self.reward)}"
+        if not self.training_begun or self.iteration == 0:
+            raise ValueError(message)
+        if not self._warned_of_no_reward:
+            self._warned_of_no_reward = True
+            rank_zero_warn(f"{message}. Nothing is learnt from them, and the run goes on")
 
     def predict_step(self, prompts: Prompts, batch_idx: int) -> list[dict[str, Any]]:
         """Answer each prompt once, as `sampling` says."""

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -18,16 +17,16 @@ from lit_rl.algorithms.actor_critic import ActorCritic
 from lit_rl.algorithms.minibatches import minibatch_rows
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.rl_module import SHUFFLE
+from lit_rl.algorithms.setting_checks import check_trpo
 from lit_rl.algorithms.trust_region import TrustRegion
 from lit_rl.functional import sum_over_ranks
 from lit_rl.functional.trust_region import (
     LineSearchStep,
-    check_line_search,
     conjugate_gradient,
     longest_step,
 )
 from lit_rl.models.adapters import adapter_layers
-from lit_rl.models.fisher import DIFFERENTIABLE_TWICE, plain_attention
+from lit_rl.models.fisher import plain_attention
 from lit_rl.policy_losses import Surrogate
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.types import Experience, Update
@@ -87,8 +86,8 @@ class TRPO(ActorCritic):
         loop: the arguments of `ActorCritic`.
 
     Raises:
-        ValueError: for a setting outside its range, and for models, precisions and strategies with
-            which the step would be wrong.
+        ValueError: for a setting outside its range, and for models and precisions with which the
+            step would be wrong.
     """
 
     def __init__(
@@ -120,62 +119,17 @@ class TRPO(ActorCritic):
         self.backtrack_coef = backtrack_coef
         self.accept_ratio = accept_ratio
         self.fisher_one_in = fisher_one_in
-        check_line_search(max_kl, accept_ratio, backtrack_coef, line_search_steps)
-        if not damping >= 0:
-            raise ValueError(f"damping is {damping}, must be at least 0, for example 0.1")
-        for name in ("cg_iterations", "fisher_one_in"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1, usually 10")
-        if self.old_log_probs.single_update:
-            raise ValueError(
-                f"old_log_probs {type(self.old_log_probs).__name__} makes every ratio 1, so that "
-                "the line search sees no improvement; use RecomputedLogProbs"
-            )
-        self._check_source()
-
-    def _check_source(self) -> None:
-        source = self.source
-        if source.dtype != "float32":
-            raise ValueError(
-                f"source.dtype {source.dtype} is too coarse for the second derivatives of the KL; "
-                "TRPO needs float32, which PPO does not"
-            )
-        if source.attn_implementation not in DIFFERENTIABLE_TWICE:
-            raise ValueError(
-                f"source.attn_implementation {source.attn_implementation} has no second "
-                "derivative, of which the step of TRPO is made; use sdpa or eager"
-            )
-        if source.dropout:
-            raise ValueError(
-                "source.dropout true gives old and new policy different random numbers, so that "
-                "their KL says nothing of the step; TRPO needs source.dropout false"
-            )
-        if source.quantized:
-            raise ValueError(
-                "source.load_in_4bit has no second derivative, of which the step of TRPO is made; "
-                "TRPO needs load_in_4bit false"
-            )
-        if self.adapter is not None and self.adapter.dropout:
-            raise ValueError(
-                f"adapter.dropout {self.adapter.dropout} gives old and new policy different random "
-                "numbers, so that their KL says nothing of the step; TRPO needs adapter.dropout 0"
-            )
+        check_trpo(self)
 
     def setup(self, stage: str) -> None:
         """Refuse a trainer with which the step cannot be computed."""
-        strategy, precision = self.trainer.strategy, str(self.trainer.precision)
-        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
-            raise ValueError(
-                f"trainer.strategy {type(strategy).__name__} shards the weights, but the step of "
-                "TRPO is computed from whole ones on every rank. Use --trainer.strategy auto (one "
-                "device) or ddp, or another algorithm"
-            )
-        if precision != "32-true":
-            raise ValueError(
-                f"trainer.precision {precision} is too coarse for the second derivatives of the "
-                "KL, of which the step of TRPO is made. Use --trainer.precision 32-true"
-            )
         super().setup(stage)
+        if self.trainer.precision != "32-true":
+            raise ValueError(
+                f"trainer.precision {self.trainer.precision} is too coarse for the second "
+                "derivatives of the KL, of which the step of TRPO is made. Use --trainer.precision "
+                "32-true"
+            )
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         if stage == "fit" and datamodule is not None:
             num_rows = datamodule.batch_size * self.group_size // self.num_minibatches
@@ -200,7 +154,7 @@ class TRPO(ActorCritic):
                 "rows as constants: its derivative is not the curvature of which the step of TRPO "
                 "is made. Use LoRA with use_dora false, or another algorithm"
             )
-        if self.critic.backbone is None:
+        if self.is_for_training and self.critic.backbone is None:
             raise ValueError(
                 f"critic {type(self.critic_source).__name__} reads the policy's own hidden states, "
                 "but the value loss may not move the policy out of its trust region; use "
@@ -212,11 +166,15 @@ class TRPO(ActorCritic):
         for parameter in self.policy.parameters():
             parameter.grad = None
 
+    def moves_policy(self, index: int) -> bool:
+        """Return whether an update is one of the first epoch, behind the warm-up of the critic."""
+        return super().moves_policy(index) and index < self.num_minibatches
+
     def update(self, experience: Experience, rows: Tensor, index: int) -> TrustRegionUpdate:
         """Take one optimizer step of the critic, and in the first epoch the step of the policy."""
         update = super().update(experience, rows, index)
         step = None
-        if self.trains_policy and index < self.num_minibatches:
+        if self.moves_policy(index):
             step = self.policy_step(experience, rows, self.fisher_rows(index))
         return TrustRegionUpdate(**vars(update), policy_step=step)
 
@@ -277,6 +235,11 @@ class TRPO(ActorCritic):
                 backtrack_coef=self.backtrack_coef,
                 max_steps=self.line_search_steps,
             )
+
+    def norms_and_rates(self, updates: list[Update]) -> dict[str, float]:
+        """Return those of the critic: the policy is not moved by the optimizer."""
+        values = super().norms_and_rates(updates)
+        return {name: value for name, value in values.items() if name.startswith("critic/")}
 
     def finish(self, updates: list[Update]) -> None:
         """Count the iteration and log the steps of the policy, too."""

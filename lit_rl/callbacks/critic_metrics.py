@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.evaluation import Statistics, Summary
-from lit_rl.types import ActorCriticOutput, CriticExperience, Experience, ScoredRollout, Update
+from lit_rl.types import CriticExperience, CriticOutput, Experience, ScoredRollout, Update
 
 NAMES = ("value", "return", "residual", "value_loss", "clipped")
 
@@ -61,8 +61,8 @@ class CriticMetrics(RLCallback):
 
     def on_minibatch(self, trainer: Trainer, module: Any, update: Update) -> None:
         """Take in the tokens of one optimizer step."""
-        for experience, output in update.micro_batches:
-            if isinstance(output, ActorCriticOutput):
+        for experience, output in update.passes:
+            if isinstance(output, CriticOutput):
                 loss = module.value_loss(output.values, experience)
                 clipped = module.value_loss.clipped(output.values, experience)
                 self._statistics.update("value_loss", loss[experience.mask])

@@ -21,7 +21,8 @@ class ReferenceSync(RLCallback):
     adapter. With an adapter it is the adapter's matrices that are averaged, not their products.
 
     A checkpoint holds the weights of the reference; without this callback it does not, since the
-    reference is what the policy was at the start.
+    reference is what the policy was at the start. A run that goes on from a moved reference without
+    this callback is refused.
 
     Args:
         every_n_iterations: iterations from one move to the next.
@@ -29,6 +30,7 @@ class ReferenceSync(RLCallback):
     """
 
     needs_reference: ClassVar[bool] = True
+    moves_reference: ClassVar[bool] = True
 
     def __init__(self, every_n_iterations: int, weight: float = 1.0) -> None:
         if every_n_iterations < 1:
@@ -74,6 +76,7 @@ class ReferenceSync(RLCallback):
         for reference, parameter in pairs:
             if reference is not parameter:
                 reference.lerp_(parameter, self.weight)
+        module.reference_moved = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
@@ -87,7 +90,7 @@ class ReferenceSync(RLCallback):
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Give the reference its weights back; one that has never moved is what it was."""
-        if STATE in checkpoint:
-            reference = pl_module.reference
+        reference = pl_module.reference
+        if STATE in checkpoint and reference is not None:
             base = base_names(reference, base_parameters(reference))
             reference.load_state_dict({**base, **checkpoint[STATE]})

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Trainer
 
+from lit_rl.algorithms import TRPO
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.evaluation import widest_float
 from lit_rl.functional import kl_k1, kl_k3, sum_over_ranks
@@ -39,8 +40,14 @@ class StopOnKL(RLCallback):
         """Refuse a run in which no update could be left out.
 
         Raises:
-            ValueError: if an iteration has one update.
+            ValueError: if an iteration has one update, or one that moves the policy.
         """
+        if stage == "fit" and isinstance(pl_module, TRPO) and pl_module.num_minibatches == 1:
+            raise ValueError(
+                "StopOnKL leaves out updates after the first one, but TRPO moves the policy in the "
+                "first one alone, by at most max_kl: leave StopOnKL out, or set num_minibatches "
+                "above 1"
+            )
         if stage == "fit" and pl_module.steps_per_iteration == 1:
             raise ValueError(
                 "StopOnKL leaves out updates after the first one, but an iteration has only one: "

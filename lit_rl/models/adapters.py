@@ -123,6 +123,18 @@ def copy_on_base(module: M) -> M:
     )
 
 
+def put_on_base(module: nn.Module, base: Mapping[str, nn.Parameter]) -> None:
+    """Let a module stand upon a base in the place of its own, which holds the same numbers.
+
+    Args:
+        module: a module with an adapter.
+        base: the other base, by the names that it has in `module`, see `base_names`.
+    """
+    for name, parameter in base.items():
+        owner, _, leaf = name.rpartition(".")
+        module.get_submodule(owner).register_parameter(leaf, parameter)
+
+
 def switch_adapter(module: nn.Module, *, on: bool) -> None:
     """Let a frozen `module` read its adapter, or be its base alone; nothing else changes."""
     for layer in adapter_layers(module).values():

@@ -1,6 +1,7 @@
 """What every policy loss is."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,7 +14,13 @@ class PolicyLoss(ABC):
 
     A subclass is a frozen dataclass of its hyper-parameters; the maths stands in a function of
     tensors beside it.
+
+    Attributes:
+        single_update: whether the loss is right for one update per rollout only: with more it would
+            need a ratio to the policy that sampled, which it does not have.
     """
+
+    single_update: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(

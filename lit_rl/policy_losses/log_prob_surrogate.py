@@ -1,6 +1,7 @@
 """The plain policy gradient: the log-prob times the advantage."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -46,6 +47,8 @@ def log_prob_surrogate(
 @dataclass(frozen=True)
 class LogProbSurrogate(PolicyLoss):
     """`log_prob_surrogate` of an experience; the old log-probs are not read."""
+
+    single_update: ClassVar[bool] = True
 
     def __call__(
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience

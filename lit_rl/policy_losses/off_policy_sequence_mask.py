@@ -56,7 +56,9 @@ def off_policy_negatives(
 class OffPolicySequenceMask(PolicyLoss):
     """Another loss, with 0 at `off_policy_negatives`.
 
-    A token that is left out has no gradient but counts in every denominator, as in the paper.
+    A token that is left out has no gradient but counts in every denominator, as in the paper. With
+    one update per rollout nothing is left out, unless the old log-probs are the sampler's; such a
+    loop refuses to start.
 
     Args:
         loss: the loss of the other tokens.
@@ -70,6 +72,11 @@ class OffPolicySequenceMask(PolicyLoss):
     def __post_init__(self) -> None:
         if not self.max_kl > 0:
             raise ValueError(f"max_kl must be above 0, for example 0.1 nats, not {self.max_kl}")
+
+    @property
+    def single_update(self) -> bool:  # type: ignore[override]
+        """Whether the other loss is right for one update per rollout only."""
+        return self.loss.single_update
 
     def __call__(
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience

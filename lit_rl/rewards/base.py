@@ -21,15 +21,26 @@ class Reward(ABC):
       None. The reward of the response is their sum, 0 for a response without a step;
     - None where the reward does not apply.
 
-    A response to which nothing applies is `missing`: it leaves its group. A wrong number of values
-    and a value that is no number are errors that name the reward. A reward that applies to no
-    response on any rank is an error of the algorithm that asks it.
+    A response to which nothing applies is `missing`: it leaves its group, and the first time a
+    warning says so. A wrong number of values and a value that is no number are errors that name the
+    reward. A reward that applies to no response on any rank is an error of the algorithm that asks
+    it, or a matter of chance once the algorithm has been trained with it.
     """
+
+    _has_warned = False
 
     @property
     def name(self) -> str:
         """What logs and errors call this reward: the name of its class, in snake_case."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def setup(self) -> None:
+        """Get ready: load what `values` needs, and refuse what is not there.
+
+        Called on every rank before models are built and prompts are answered, maybe more than once.
+        The default does nothing.
+        """
+        return
 
     @abstractmethod
     def values(self, rollout: Rollout) -> Sequence[Value]:
@@ -56,7 +67,8 @@ class Reward(ABC):
         parts = self.parts(rollout)
         total = self.total(parts)
         missing = total.outcomes.isnan()
-        if missing.any():
+        if missing.any() and not self._has_warned:
+            object.__setattr__(self, "_has_warned", True)  # a reward may be a frozen dataclass
             row = int(missing.nonzero()[0, 0])
             warnings.warn(
                 f"no part of the reward {self.name} applies to {int(missing.sum())} of "

@@ -28,8 +28,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class RewardModel(Reward):
     """What a Hugging Face sequence-classification model says of prompt and response: its logit.
 
-    The model is loaded once, at the first rollout, and moved to the device of the rollout. It has
-    its own tokenizer, is frozen and in evaluation mode, and is in no checkpoint.
+    The model is loaded once, before the first rollout, and moved to the device of the rollout. It
+    has its own tokenizer, is frozen and in evaluation mode, and is in no checkpoint.
 
     A text that is longer than `max_tokens` loses tokens at its beginning, behind a begin token:
     first those of the prompt, and those of the response only when nothing of the prompt is left. A
@@ -55,8 +55,8 @@ class RewardModel(Reward):
         dtype: number format of the weights, "float32" or "bfloat16".
 
     Raises:
-        ValueError: for a setting outside its range; at the first rollout for a model that is not
-            found, has no trained head, or has other labels.
+        ValueError: for a setting outside its range; in `setup` for a model that is not found, has
+            no trained head, or has other labels.
     """
 
     model: str
@@ -77,6 +77,10 @@ class RewardModel(Reward):
             raise ValueError(f"batch_tokens is {self.batch_tokens}, must be at least 1, as 16384")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}, must be one of {sorted(DTYPES)}")
+
+    def setup(self) -> None:
+        """Load the tokenizer and the model."""
+        _ = self._reader, self._scorer
 
     def values(self, rollout: Rollout) -> list[float | None]:
         """Return a score per response; None for a text without a token."""

@@ -52,6 +52,11 @@ class WeightedSum(Reward):
             )
         self.rewards[name], self.weights[name] = reward, weight
 
+    def setup(self) -> None:
+        """Let each part get ready."""
+        for reward in self.rewards.values():
+            reward.setup()
+
     def parts(self, rollout: Rollout) -> dict[str, Scores]:
         """Return what each part gives before weighting."""
         return {

@@ -1,14 +1,16 @@
 """The critic is trained, read at the right place, clipped and scheduled apart from the actor."""
 
+import math
 from functools import partial
 
+import jaxtyping
 import pytest
 import torch
 
-from lit_rl.advantages import GAE
+from lit_rl.advantages import GAE, GroupNormalized
 from lit_rl.aggregations import SequenceMean, TokenMean
-from lit_rl.algorithms import GRPO, PPO
-from lit_rl.callbacks import RLCallback
+from lit_rl.algorithms import GRPO, PPO, PenalizedTRPO
+from lit_rl.callbacks import CriticMetrics, RatioMetrics, RewardMetrics, RLCallback
 from lit_rl.generation import SamplingSettings
 from lit_rl.models import PolicyBackbone, SharedTrunk
 from lit_rl.rewards import PythonFunction
@@ -240,6 +242,76 @@ def test_warm_up_trains_the_critic_alone(ppo, fit, critic):
     assert steps == [{1}, {3}]
 
 
+class CountedPasses(RLCallback):
+    """Counts the passes of the policy with gradient in each iteration."""
+
+    def __init__(self):
+        self.numbers, self.metrics = [], []
+
+    def on_fit_start(self, trainer, module):
+        module.policy.base_model.register_forward_hook(self.count)
+
+    def count(self, *_):
+        self.numbers[-1] += torch.is_grad_enabled()
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.numbers.append(0)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.metrics.append({name: float(v) for name, v in trainer.callback_metrics.items()})
+
+
+@KINDS
+def test_a_policy_that_rests_takes_no_part_in_the_warm_up(ppo, fit, critic):
+    """Unless the critic reads its hidden states. What is not measured is not logged as a number."""
+    passes = CountedPasses()
+    module = ppo(critic=critic, critic_warmup=1, update_epochs=3)
+    logs = [RewardMetrics(), RatioMetrics(), CriticMetrics()]
+    fit(module, iterations=2, callbacks=[*logs, passes])
+    rests = critic == PolicyBackbone()
+    assert passes.numbers == [0 if rests else 3, 3]
+    first, second = passes.metrics
+    for name in ("policy/entropy", "ratio/mean", "sampler/abs_difference_mean"):
+        assert math.isnan(first[name]) == rests
+        assert math.isfinite(second[name])
+    assert (first["grad_norm"] == 0) == rests
+    assert second["grad_norm"] > 0
+    for metrics in passes.metrics:
+        assert metrics["critic/grad_norm"] > 0
+        assert metrics["critic/value_loss"] > 0
+
+
+@pytest.mark.parametrize("kind", [PPO, PenalizedTRPO])
+def test_the_critic_learns_beside_a_resting_policy_as_beside_any(ppo, fit, kind):
+    class NeverRests(kind):
+        def moves_policy(self, index):
+            return True
+
+    modules = []
+    for algorithm_kind in (kind, NeverRests):
+        module = ppo(kind=algorithm_kind, critic_warmup=2, update_epochs=2, num_minibatches=2)
+        fit(module, iterations=3)
+        modules.append(module)
+    torch.testing.assert_close(flat(modules[0].critic), flat(modules[1].critic), rtol=0, atol=1e-7)
+    torch.testing.assert_close(flat(modules[0].policy), flat(modules[1].policy), rtol=0, atol=1e-7)
+
+
+def test_the_learning_rate_of_the_critic_rises_over_its_own_steps(ppo, fit):
+    """To 0.1 over 4 optimizer steps, then by a straight line to 0 over the other 6; two a rollout.
+
+    The step after update k takes the rate of k + 1 steps.
+    """
+    recorder = Recorder()
+    module = ppo(
+        critic_lr=0.1, critic_lr_warmup_steps=4, critic_lr_schedule="linear", num_minibatches=2
+    )
+    fit(module, iterations=5, callbacks=[recorder])
+    actor, critic = zip(*recorder.rates, strict=True)
+    rises, falls = [0.025, 0.05, 0.075, 0.1], [0.1 * left / 6 for left in (5, 4, 3, 2, 1, 0)]
+    assert critic == pytest.approx([*rises, *falls])
+    assert actor == pytest.approx([0.5] * 10)
+
+
 def test_the_schedule_of_the_actor_begins_behind_the_warm_up(ppo, fit):
     """After 1 of 5 steps the actor's 0.5 falls over 4; the critic's 0.1 over all 5 by a cosine."""
     recorder = Recorder()
@@ -339,11 +411,40 @@ def test_checkpoint_holds_the_critic_and_not_the_reference(ppo, fit, tmp_path):
     assert torch.equal(state["critic.head.weight"], module.critic.head.weight.detach())
 
 
+VALIDATE = {"limit_val_batches": 1.0, "val_check_interval": 2, "check_val_every_n_epoch": None}
+
+
+def test_held_out_prompts_are_answered_without_critic_and_reference(ppo, fit, data, tmp_path):
+    """A checkpoint of the whole is read all the same; what it says is what training said."""
+    path = tmp_path / "two.ckpt"
+    trainer = fit(ppo(kl_coef=0.1), iterations=2, **VALIDATE)
+    trainer.save_checkpoint(path)
+    expected = float(trainer.callback_metrics["val/reward"])
+    for stage in ("validate", "predict"):
+        module = ppo(kl_coef=0.1)
+        result = getattr(trainer, stage)(module, datamodule=data(), ckpt_path=path)
+        assert module.reference is None
+        assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"policy"}
+        if stage == "validate":
+            assert result[0]["val/reward"] == expected
+
+
+def test_a_module_that_has_answered_is_trained_as_a_new_one(ppo, fit, data):
+    """Its critic starts from its policy, its KL is to the policy that the source gives."""
+    new, used = ppo(kl_coef=0.1), ppo(kl_coef=0.1)
+    trainer = fit(new, iterations=2, **VALIDATE)
+    trainer.validate(used, datamodule=data())
+    fit(used, iterations=2)
+    for model in ("policy", "critic", "reference"):
+        assert torch.equal(flat(getattr(used, model)), flat(getattr(new, model)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"critic_lr": 0.0}, "critic_lr is 0.0, must be above 0"),
         ({"value_coef": -1.0}, "value_coef is -1.0, must be above 0"),
+        ({"critic_lr_warmup_steps": -1}, "critic_lr_warmup_steps is -1, must be at least 0"),
         ({"critic_warmup": -1}, "critic_warmup is -1, must be at least 0"),
         ({"skip_zero_advantages": True}, "for algorithms without a critic"),
         (
@@ -355,6 +456,21 @@ def test_checkpoint_holds_the_critic_and_not_the_reference(ppo, fit, tmp_path):
 def test_wrong_settings_are_refused(ppo, settings, message):
     with pytest.raises(ValueError, match=message):
         ppo(**settings)
+
+
+@pytest.fixture
+def without_type_checks():
+    """As outside the tests, where no type of an argument is checked."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_an_estimator_without_targets_for_the_critic_is_refused(ppo):
+    message = "GroupNormalized gives the critic of PPO no targets; use .*GAE, or .* such as GRPO"
+    with pytest.raises(ValueError, match=message):
+        ppo(advantage=GroupNormalized())
 
 
 def test_an_estimator_that_reads_values_is_refused_without_a_critic(algorithm):

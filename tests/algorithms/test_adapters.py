@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import lightning as L
 import pytest
 import torch
 
@@ -197,6 +198,30 @@ def test_a_checkpoint_holds_adapters_and_heads_only(adapted, fit, tmp_path, call
         assert checkpoint["lit_rl_reference"].keys() == {
             name.removeprefix("policy.") for name in trained(module) if name.startswith("policy.")
         }
+
+
+@pytest.mark.parametrize("start", ["new", "sft"])
+def test_a_policy_that_was_validated_first_is_trained_to_the_same(
+    adapted, fit, data, sft, tmp_path, start
+):
+    """Its reference comes later than the policy, and stands upon the same base nonetheless."""
+    adapter = LORA if start == "new" else sft()
+    path, whole = tmp_path / "two.ckpt", adapted(adapter=adapter)
+    fit(whole, iterations=4)
+    fit(adapted(adapter=adapter), iterations=4, callbacks=[StopAfter(2, path)])
+
+    module = adapted(adapter=adapter)
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
+    )
+    trainer.validate(module, data(), ckpt_path=path, verbose=False)
+    assert module.reference is None
+    fit(module, iterations=4, ckpt_path=path)
+    expected = trained(whole)
+    assert all(torch.equal(weight, expected[name]) for name, weight in trained(module).items())
+    base = base_parameters(module.policy)
+    pairs = zip(base_parameters(module.reference), base, strict=True)
+    assert all(ours is theirs for ours, theirs in pairs)
 
 
 def test_an_adapter_upon_another_base_is_refused(adapted, fit, tmp_path):

@@ -294,6 +294,29 @@ def test_a_run_that_begins_to_move_its_reference_starts_from_the_initial_policy(
     assert torch.equal(vector(resumed.reference), vector(module.reference))
 
 
+def test_a_moved_reference_is_not_exchanged_for_the_initial_policy(signal, fit, tmp_path):
+    path = tmp_path / "two.ckpt"
+    fit(signal(kl_coef=0.1), iterations=2, callbacks=[ReferenceSync(1)]).save_checkpoint(path)
+    with pytest.raises(ValueError, match="no callback of this run takes that reference over"):
+        fit(signal(kl_coef=0.1), iterations=3, ckpt_path=path)
+    # Through further checkpoints, whether or not it moves again.
+    onward = tmp_path / "three.ckpt"
+    trainer = fit(signal(kl_coef=0.1), iterations=3, ckpt_path=path, callbacks=[ReferenceSync(99)])
+    trainer.save_checkpoint(onward)
+    with pytest.raises(ValueError, match="no callback of this run takes that reference over"):
+        fit(signal(kl_coef=0.1), iterations=4, ckpt_path=onward)
+    # Without a KL there is no reference to take over.
+    fit(signal(kl_coef=0.0), iterations=3, ckpt_path=path)
+
+
+def test_a_reference_that_has_not_moved_needs_no_callback(signal, fit, tmp_path):
+    path = tmp_path / "two.ckpt"
+    fit(signal(kl_coef=0.1), iterations=2, callbacks=[ReferenceSync(3)]).save_checkpoint(path)
+    resumed = signal(kl_coef=0.1)
+    fit(resumed, iterations=3, ckpt_path=path)
+    assert torch.equal(vector(resumed.reference), vector(resumed.source.model(resumed.seed)))
+
+
 def test_a_reference_that_nothing_reads_is_not_moved(signal, fit):
     with pytest.raises(ValueError, match="ReferenceSync moves a reference that nothing reads"):
         fit(signal(), callbacks=[ReferenceSync(1)])

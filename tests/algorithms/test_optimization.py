@@ -9,6 +9,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.algorithms.optimization import (
+    check_precision,
+    check_strategy,
     check_trainer,
     clip_grad_norms,
     hyperparameters,
@@ -77,3 +79,20 @@ def test_strategies_that_shard_weights_are_refused_with_those_that_work(kind):
     message = rf"trainer.strategy {kind.__name__} is not supported: .* auto \(one device\) or ddp"
     with pytest.raises(ValueError, match=message):
         check_trainer(trainer)
+
+
+@pytest.mark.parametrize("name", ["auto", "ddp", "ddp_spawn", "ddp_find_unused_parameters_true"])
+def test_names_of_supported_strategies(name):
+    check_strategy(name)
+
+
+@pytest.mark.parametrize("name", [None, 32, "32", "32-true", "bf16", "bf16-mixed"])
+def test_names_of_supported_precisions(name):
+    """The short names are those that the Trainer takes for them."""
+    check_precision(name)
+
+
+@pytest.mark.parametrize("name", [16, "16-mixed", "64", "64-true", "bf16-true"])
+def test_names_of_other_precisions_are_refused(name):
+    with pytest.raises(ValueError, match=f"trainer.precision {name} is not supported"):
+        check_precision(name)

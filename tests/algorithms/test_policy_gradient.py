@@ -19,7 +19,7 @@ from lit_rl.callbacks import RLCallback
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import SamplingSettings
 from lit_rl.kl_penalties import KLInLoss, KLInReward
-from lit_rl.policy_losses import ClippedSurrogate
+from lit_rl.policy_losses import ClippedSurrogate, LogProbSurrogate, OffPolicySequenceMask
 from lit_rl.rewards import PythonFunction
 
 AGGREGATIONS = [TokenMean(), SequenceMean(), SequenceSum(), FixedLength(8), TokenSum()]
@@ -264,6 +264,19 @@ def never(responses: list[str]) -> list[None]:
     return [None] * len(responses)
 
 
+def test_missing_rewards_are_warned_of_once_in_a_run(algorithm, fit):
+    """Their number changes from iteration to iteration; the metrics count them."""
+    numbers = iter([1, 2, 3])
+
+    def some_missing(responses: list[str]) -> list[float | None]:
+        number = next(numbers)
+        return [None] * number + [0.0] * (len(responses) - number)
+
+    with pytest.warns(UserWarning, match="applies to 1 of 24") as caught:
+        fit(algorithm(reward=PythonFunction(some_missing)), iterations=3)
+    assert len([w for w in caught if "no part of the reward" in str(w.message)]) == 1
+
+
 @pytest.mark.parametrize("validation", [False, True])
 def test_reward_that_applies_to_no_response_is_an_error(algorithm, fit, validation):
     settings = {"num_sanity_val_steps": -1, "limit_val_batches": 1.0} if validation else {}
@@ -374,6 +387,18 @@ def test_dr_grpo_is_grpo_with_two_choices_changed(signal, fit, weights):
         ({"update_epochs": 0}, "update_epochs is 0"),
         ({"kl_coef": -0.1}, "kl_coef is -0.1"),
         ({"old_log_probs": CurrentLogProbs(), "update_epochs": 2}, "use RecomputedLogProbs"),
+        (
+            {"policy_loss": LogProbSurrogate(), "update_epochs": 2, "num_minibatches": 3},
+            "LogProbSurrogate .* right for one .* update_epochs 2 x num_minibatches 3 make 6; use",
+        ),
+        (
+            {"policy_loss": OffPolicySequenceMask(LogProbSurrogate(), 0.1), "update_epochs": 2},
+            "OffPolicySequenceMask weighs no token by its ratio .* make 2; use ClippedSurrogate",
+        ),
+        (
+            {"policy_loss": OffPolicySequenceMask(ClippedSurrogate(), 0.1)},
+            "num_minibatches 1 make 1 update per rollout, at which it has not moved yet",
+        ),
         ({"skip_zero_advantages": True, "entropy_coef": 0.1}, "entropy_coef 0.1"),
         ({"skip_zero_advantages": True, "kl_coef": 0.1}, "kl_coef 0.1"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
@@ -382,6 +407,12 @@ def test_dr_grpo_is_grpo_with_two_choices_changed(signal, fit, weights):
 def test_contradicting_settings_are_refused(algorithm, settings, message):
     with pytest.raises(ValueError, match=message):
         algorithm(**settings)
+
+
+def test_an_off_policy_mask_acts_in_one_update_where_the_sampler_tells_the_old_log_probs(algorithm):
+    """Then what it measures is the difference between sampler and trainer."""
+    loss = OffPolicySequenceMask(LogProbSurrogate(), max_kl=0.1)
+    assert algorithm(policy_loss=loss, old_log_probs=SamplerLogProbs()).steps_per_iteration == 1
 
 
 def test_batch_that_does_not_divide_is_refused_before_the_first_rollout(signal, fit, data):

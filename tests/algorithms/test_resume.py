@@ -94,7 +94,12 @@ def test_checkpoint_holds_no_reference_and_no_settings(signal, fit, tmp_path):
     assert set(checkpoint["state_dict"]) == set(module.state_dict())
     assert all(name.startswith("policy.") for name in checkpoint["state_dict"])
     assert "hyper_parameters" not in checkpoint
-    assert checkpoint["lit_rl"] == {"iteration": 1, "advantage": {}}
+    assert checkpoint["lit_rl"] == {
+        "iteration": 1,
+        "reference_moved": False,
+        "skipped_iterations": 0,
+        "advantage": {},
+    }
 
 
 def test_reference_of_a_resumed_run_is_the_initial_policy(signal, fit, tmp_path):

@@ -7,11 +7,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lightning.pytorch.strategies import FSDPStrategy
 
 from lit_rl.advantages import GAE
 from lit_rl.algorithms import TRPO, CurrentLogProbs
-from lit_rl.callbacks import RLCallback
+from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback, StopOnKL
 from lit_rl.models import SharedTrunk
 from lit_rl.models.fisher import fisher_product, flat, plain_attention
 from lit_rl.rewards import PythonFunction
@@ -161,7 +160,14 @@ def test_a_rejected_step_leaves_the_policy_bit_for_bit_and_the_critic_learns(trp
     assert all(not torch.equal(a, b) for a, b in pairwise(critics))
     assert seen.metrics[-1]["trust_region/rejected_fraction"] == 1.0
     assert seen.metrics[-1]["trust_region/kl"] == 0.0
-    assert seen.metrics[-1]["grad_norm"] > 0
+    assert seen.metrics[-1]["critic/grad_norm"] > 0
+
+
+def test_what_the_optimizer_would_do_to_the_policy_is_not_logged(trpo, recorded):
+    """It does nothing: a gradient norm or a learning rate would be that of no step."""
+    metrics = recorded(trpo()).metrics[-1]
+    assert metrics.keys() & {"grad_norm", "learning_rate"} == set()
+    assert metrics["critic/learning_rate"] == pytest.approx(0.05)
 
 
 def test_without_any_advantage_there_is_no_step(trpo, recorded):
@@ -177,6 +183,34 @@ def test_only_the_first_epoch_moves_the_policy(trpo, recorded):
     moved = [not torch.equal(a, b) for a, b in pairwise(policies)]
     assert moved == [True, True, False, False, False, False]
     assert len({float(critic.double().sum()) for critic in seen.critics}) == 6
+
+
+def test_the_policy_takes_no_part_in_epochs_that_do_not_move_it(trpo, fit, weights):
+    """The critic learns the same as beside it, and the metrics are those of the first epoch."""
+
+    class WithPass(TRPO):
+        def update(self, experience, rows, index):
+            update = super().update(experience, rows, index)
+            self.seen = [*getattr(self, "seen", []), bool(update.micro_batches)]
+            return update
+
+    class WithPolicy(WithPass):
+        def forward_pass(self, experience):
+            self.policy_rests = False
+            return super().forward_pass(experience)
+
+    results = []
+    for kind in (WithPass, WithPolicy):
+        module = trpo(kind=kind, update_epochs=3, num_minibatches=2)
+        trainer = fit(module, iterations=1, callbacks=[RatioMetrics(), RewardMetrics()])
+        entropy = trainer.callback_metrics["policy/entropy"]
+        results.append((module.seen, weights(module), flat(module.critic.parameters()), entropy))
+    (seen, policy, critic, entropy), (all_seen, policy_beside, critic_beside, _) = results
+    assert seen == [True] * 2 + [False] * 4
+    assert all_seen == [True] * 6
+    assert torch.equal(policy, policy_beside)
+    torch.testing.assert_close(critic, critic_beside, rtol=0, atol=1e-7)
+    assert entropy > 0
 
 
 def test_each_step_keeps_to_the_limit_from_the_policy_before_it(trpo, recorded):
@@ -223,8 +257,8 @@ def test_the_size_of_micro_batches_changes_no_step(trpo, recorded):
     whole, pieces = (
         recorded(trpo(micro_batch_tokens=size, **settings), iterations=2) for size in (10_000, 24)
     )
-    assert [len(update.micro_batches) for update in whole.updates] == [1] * 8
-    assert min(len(update.micro_batches) for update in pieces.updates) > 2
+    assert [len(update.passes) for update in whole.updates] == [1] * 8
+    assert min(len(update.passes) for update in pieces.updates) > 2
     moved = vector(whole.policies[-1]) - vector(whole.before[0])
     assert moved.abs().max() > 0.01
     torch.testing.assert_close(
@@ -328,15 +362,10 @@ def test_refuses_mixed_precision(trpo, fit):
         fit(trpo(), precision="bf16-mixed")
 
 
-def test_refuses_a_strategy_that_shards_weights(trpo):
-    class Trainer:
-        strategy = FSDPStrategy()
-        precision = "32-true"
-
-    module = trpo()
-    module._trainer = Trainer()
-    with pytest.raises(ValueError, match=r"FSDPStrategy shards the weights"):
-        module.setup("fit")
+def test_refuses_to_stop_updates_of_which_one_moves_the_policy(trpo, fit):
+    with pytest.raises(ValueError, match="TRPO moves the policy in the first one alone"):
+        fit(trpo(), callbacks=[StopOnKL(limit=0.1)])
+    fit(trpo(num_minibatches=2), iterations=1, callbacks=[StopOnKL(limit=0.1)])
 
 
 def test_refuses_fisher_rows_that_do_not_divide_an_update(trpo, fit):

@@ -100,7 +100,7 @@ def make_critic_update(*micro_batches, index=0):
 
 def as_update(micro_batches, index):
     return Update(
-        micro_batches=tuple(micro_batches),
+        passes=tuple(micro_batches),
         loss=torch.tensor(0.0),
         grad_norms={"actor": 0.0},
         index=index,

@@ -10,6 +10,7 @@ OF_THE_ALGORITHM = (
     "iteration",
     "loss",
     "num_updates",
+    "skipped_iterations",
     "grad_norm",
     "critic/grad_norm",
     "learning_rate",

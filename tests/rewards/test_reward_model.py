@@ -253,6 +253,15 @@ def test_a_name_that_leads_nowhere_is_named(rollout_of, name):
         RewardModel(name).values(rollout_of(["1"]))
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_what_cannot_be_loaded_is_refused_before_anything_is_scored(summed):
+    reward = RewardModel("./no/such/folder")
+    if summed:
+        reward = WeightedSum({"both": WeightedSum({"short": Length(4), "judge": reward})})
+    with pytest.raises(ValueError, match=r"no reward model to load at '\./no/such/folder'"):
+        reward.setup()
+
+
 def test_a_score_that_is_no_number_names_its_row(saved, rollout_of, tmp_path):
     folder = saved("llama")
     model = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -326,6 +335,8 @@ def test_loading_leaves_the_random_state(saved, rollout_of, loaded):
 def test_the_model_is_loaded_once_and_is_frozen_in_evaluation_mode(saved, rollout_of, loaded):
     reward = RewardModel(saved("gpt2"))
     assert not loaded
+    reward.setup()
+    assert len(loaded) == 1
     rollout = rollout_of(["1", "23"], prompts=[">", ">"])
     # GPT-2 has dropout, which training mode would show.
     assert reward.values(rollout) == reward.values(rollout)
