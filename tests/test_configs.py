@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lit_rl.cli import RLCLI
-from lit_rl.models import RandomCausalLM, save_pretrained
+from lit_rl.models import LoRA, RandomCausalLM, SmolLM2, save_pretrained
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 FILES = sorted(CONFIGS.glob("*/*.yaml"))
@@ -62,3 +63,17 @@ def test_configuration_trains_for_two_iterations(file):
 def test_algorithm_file_holds_only_what_defines_it(file):
     """The rule of the design: at most 25 lines."""
     assert len(file.read_text().splitlines()) <= 25
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_adapter_is_stacked_upon_a_model_and_changed_on_the_command_line(monkeypatch):
+    monkeypatch.setattr(RLCLI, "_run_subcommand", lambda cli, subcommand: None)
+    files = ["model/smollm2.yaml", "model/lora.yaml"]
+    stack = [text for file in files for text in ("--config", str(CONFIGS / file))]
+    arguments = ["--model.adapter.rank", "8", "--model.adapter.target_modules", "[q_proj, v_proj]"]
+    model = RLCLI(CONFIGS / "base.yaml", ["fit", *stack, *arguments]).model
+    assert model.adapter == LoRA(rank=8, alpha=32, target_modules=["q_proj", "v_proj"])
+    assert isinstance(model.source, SmolLM2)
+    # Ten times the learning rate of smollm2.yaml.
+    (group,) = model.optimizer([{"params": [torch.zeros(1)]}]).param_groups
+    assert group["lr"] == pytest.approx(10 * 1e-5)

@@ -4,6 +4,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import lightning as L
@@ -12,7 +13,7 @@ from jaxtyping import Int
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +26,15 @@ from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.functional import minimum_over_ranks
 from lit_rl.generation import CachedGenerator, Generator, SamplingSettings
-from lit_rl.models import CausalLMSource, Policy, evaluation_mode, frozen_copy
+from lit_rl.models import Adapter, CausalLMSource, Policy, evaluation_mode, frozen_copy
+from lit_rl.models.adapters import (
+    base_names,
+    base_parameters,
+    fingerprint,
+    put_on_base,
+    switch_adapter,
+    without_base,
+)
 from lit_rl.models.response_states import ResponseReader, packing_fits
 from lit_rl.rewards import Reward
 from lit_rl.rewards.base import no_response
@@ -43,6 +52,7 @@ class RLModule(L.LightningModule):
         reward: from responses to rewards.
         sampling: how responses are drawn.
         generator: what draws them.
+        adapter: what is trained upon the frozen weights of the model; None: the weights themselves.
         optimizer: from parameter groups to an optimizer.
         lr_schedule: course of the learning rate after the warm-up, stepped once per optimizer step;
             `linear` and `cosine` fall to 0 at the end of the run.
@@ -67,6 +77,7 @@ class RLModule(L.LightningModule):
         reward: Reward,
         sampling: SamplingSettings = SamplingSettings(),
         generator: Generator = CachedGenerator(),
+        adapter: Adapter | None = None,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_schedule: Shape = "constant",
         warmup_steps: int = 0,
@@ -83,6 +94,7 @@ class RLModule(L.LightningModule):
         self.reward = reward
         self.sampling = sampling
         self.generator = generator
+        self.adapter = adapter
         self.optimizer = optimizer
         self.lr_schedule = lr_schedule
         self.warmup_steps = warmup_steps
@@ -102,6 +114,11 @@ class RLModule(L.LightningModule):
         self._reference: list[Policy] | None = None
         self.reference_moved = False
         self.validation_samples: list[dict[str, Any]] = []
+        if source.quantized and adapter is None:
+            raise ValueError(
+                "source.load_in_4bit freezes the weights: train an adapter upon them, such as "
+                "--config configs/model/lora.yaml, or use load_in_4bit false"
+            )
         if max_grad_norm is not None and max_grad_norm <= 0:
             raise ValueError(
                 f"max_grad_norm is {max_grad_norm}, must be above 0, such as 1.0; null for no limit"
@@ -151,6 +168,12 @@ class RLModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Refuse settings that the loop cannot honour and rewards that are not there."""
         check_trainer(self.trainer)
+        if self.source.quantized and self.trainer.strategy.root_device.type == "cpu":
+            raise ValueError(
+                "source.load_in_4bit needs an accelerator: on some CPUs bitsandbytes rearranges "
+                "the weights while it samples, with which training then goes wrong. Use "
+                "--model.source.load_in_4bit false, or --trainer.accelerator gpu"
+            )
         if stage != "predict":
             self.reward.setup()
 
@@ -158,13 +181,29 @@ class RLModule(L.LightningModule):
         """Build the policy; to train it, also the reference where a KL term needs one."""
         initial: Policy | None = None
         if not hasattr(self, "policy"):
-            initial = self.policy = Policy(self.source.model(self.seed))
+            initial = self.policy = self.initial_policy()
             if self.gradient_checkpointing:
                 self.policy.enable_gradient_checkpointing()
         if self.is_for_training and self._reference is None:
-            initial = initial or Policy(self.source.model(self.seed))
-            self._reference = [frozen_copy(initial)] if self.uses_reference else []
+            initial = initial or self.initial_policy()
+            self._reference = [self.reference_to(initial)] if self.uses_reference else []
         self.pack(self.packing)
+
+    def initial_policy(self) -> Policy:
+        """Return a new policy, as it is before training."""
+        model = self.source.model(self.seed, frozen=self.adapter is not None)
+        if self.adapter is not None:
+            self.adapter.inject(model, self.seed)
+        return Policy(model)
+
+    def reference_to(self, initial: Policy) -> Policy:
+        """Return the frozen reference that is the initial policy, upon the base of the policy."""
+        reference = frozen_copy(initial)
+        if self.adapter is not None:
+            put_on_base(reference, base_names(self.policy, base_parameters(self.policy)))
+            if self.adapter.starts_at_base:
+                switch_adapter(reference, on=False)
+        return reference
 
     @property
     def readers(self) -> list[ResponseReader]:
@@ -252,14 +291,31 @@ class RLModule(L.LightningModule):
         return scheduler
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the number of finished iterations, which seeds the sampling."""
+        """Store the number of finished iterations, which seeds the sampling.
+
+        Of a base beneath an adapter, which the source gives, only a hash is stored.
+        """
         checkpoint["lit_rl"] = {
             "iteration": self.iteration,
             "reference_moved": self.reference_moved,
         }
+        if self.adapter is not None:
+            checkpoint["lit_rl"]["base"] = self.base_fingerprint
+            checkpoint["state_dict"] = without_base(checkpoint["state_dict"], self.base_weights)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue counting iterations, and begin where the data begin."""
+        """Continue counting iterations, and begin where the data begin.
+
+        Raises:
+            ValueError: if the checkpoint's adapter stands upon another base.
+        """
+        if self.adapter is not None:
+            if checkpoint["lit_rl"].get("base") != self.base_fingerprint:
+                raise ValueError(
+                    f"the checkpoint is not of an adapter upon the weights of {self.source}: use "
+                    "the source of the run that wrote it, or leave the adapter out if it had none"
+                )
+            checkpoint["state_dict"].update(self.base_weights)
         self.iteration = checkpoint["lit_rl"]["iteration"]
         self.reference_moved = checkpoint["lit_rl"].get("reference_moved", False)
         if self.reference_moved and self.reference is not None and not self._is_reference_restored:
@@ -279,6 +335,16 @@ class RLModule(L.LightningModule):
             isinstance(callback, RLCallback) and callback.moves_reference
             for callback in self.trainer.callbacks  # type: ignore[attr-defined]
         )
+
+    @property
+    def base_weights(self) -> dict[str, nn.Parameter]:
+        """The frozen weights beneath the adapters, by their names in the whole module."""
+        return base_names(self, base_parameters(self.policy))
+
+    @cached_property
+    def base_fingerprint(self) -> str:
+        """A hash of the frozen weights beneath the adapters."""
+        return fingerprint(self.policy)
 
     def sample(
         self,

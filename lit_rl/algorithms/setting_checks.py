@@ -5,6 +5,7 @@ from typing import Any
 from lit_rl.advantages import GAE
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.functional.trust_region import check_line_search
+from lit_rl.models import Adapter, CausalLMSource
 from lit_rl.models.fisher import DIFFERENTIABLE_TWICE
 from lit_rl.policy_losses import OffPolicySequenceMask
 from lit_rl.reward_shaping import MissingEndPenalty
@@ -171,7 +172,10 @@ def check_trpo(loop: Any) -> None:
             f"old_log_probs {_name(loop.old_log_probs)} makes every ratio 1, so that the line "
             "search sees no improvement; use RecomputedLogProbs"
         )
-    source = loop.source
+    _check_second_derivative(loop.source, loop.adapter)
+
+
+def _check_second_derivative(source: CausalLMSource, adapter: Adapter | None) -> None:
     if source.dtype != "float32":
         raise ValueError(
             f"source.dtype {source.dtype} is too coarse for the second derivatives of the KL; "
@@ -186,6 +190,16 @@ def check_trpo(loop: Any) -> None:
         raise ValueError(
             "source.dropout true gives old and new policy different random numbers, so that "
             "their KL says nothing of the step; TRPO needs source.dropout false"
+        )
+    if source.quantized:
+        raise ValueError(
+            "source.load_in_4bit has no second derivative, of which the step of TRPO is made; "
+            "TRPO needs load_in_4bit false"
+        )
+    if adapter is not None and adapter.dropout:
+        raise ValueError(
+            f"adapter.dropout {adapter.dropout} gives old and new policy different random "
+            "numbers, so that their KL says nothing of the step; TRPO needs adapter.dropout 0"
         )
 
 

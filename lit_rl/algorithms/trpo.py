@@ -25,6 +25,7 @@ from lit_rl.functional.trust_region import (
     conjugate_gradient,
     longest_step,
 )
+from lit_rl.models.adapters import adapter_layers
 from lit_rl.models.fisher import plain_attention
 from lit_rl.policy_losses import Surrogate
 from lit_rl.policy_losses.base import PolicyLoss
@@ -141,8 +142,18 @@ class TRPO(ActorCritic):
                 )
 
     def configure_model(self) -> None:
-        """Build policy and critic, which must not share weights."""
+        """Build policy and critic, which must not share trained weights.
+
+        Raises:
+            ValueError: if they do, or if the policy has no second derivative.
+        """
         super().configure_model()
+        if any(layer.lora_magnitude_vector for layer in adapter_layers(self.policy).values()):
+            raise ValueError(
+                f"adapter {type(self.adapter).__name__} is DoRA, whose gradient takes the norms of "
+                "rows as constants: its derivative is not the curvature of which the step of TRPO "
+                "is made. Use LoRA with use_dora false, or another algorithm"
+            )
         if self.is_for_training and self.critic.backbone is None:
             raise ValueError(
                 f"critic {type(self.critic_source).__name__} reads the policy's own hidden states, "

@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.models.adapters import base_names, base_parameters, switch_adapter, without_base
 
 STATE = "lit_rl_reference"
 """Key of a checkpoint under which the weights of the reference stand."""
@@ -16,7 +17,8 @@ class ReferenceSync(RLCallback):
 
     reference = weight * policy + (1 - weight) * reference, for every parameter. With weight 1 the
     reference becomes the policy as it is then; with less it is a moving average of it. Between
-    these moments it stays frozen, and it shares no tensor with the policy.
+    these moments it stays frozen, and it shares no tensor with the policy but the base beneath an
+    adapter. With an adapter it is the adapter's matrices that are averaged, not their products.
 
     A checkpoint holds the weights of the reference; without this callback it does not, since the
     reference is what the policy was at the start. A run that goes on from a moved reference without
@@ -61,6 +63,10 @@ class ReferenceSync(RLCallback):
                 "KL controller. Set kl_coef above 0, for example 0.04, or leave ReferenceSync out"
             )
 
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Let the reference read its adapter, even one that still adds nothing."""
+        switch_adapter(pl_module.reference, on=True)
+
     @torch.no_grad()
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:
         """Move the reference, if it is time."""
@@ -68,18 +74,23 @@ class ReferenceSync(RLCallback):
             return
         pairs = zip(module.reference.parameters(), module.policy.parameters(), strict=True)
         for reference, parameter in pairs:
-            reference.lerp_(parameter, self.weight)
+            if reference is not parameter:
+                reference.lerp_(parameter, self.weight)
         module.reference_moved = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
-        """Store the weights of the reference."""
-        checkpoint[STATE] = pl_module.reference.state_dict()
+        """Store the weights of the reference, but not the base beneath an adapter."""
+        reference = pl_module.reference
+        base = base_names(reference, base_parameters(reference))
+        checkpoint[STATE] = without_base(reference.state_dict(), base)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Give the reference its weights back; one that has never moved is what it was."""
-        if STATE in checkpoint and pl_module.reference is not None:
-            pl_module.reference.load_state_dict(checkpoint[STATE])
+        reference = pl_module.reference
+        if STATE in checkpoint and reference is not None:
+            base = base_names(reference, base_parameters(reference))
+            reference.load_state_dict({**base, **checkpoint[STATE]})

@@ -78,16 +78,18 @@ class CausalLMSource(ABC):
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
-    def model(self, seed: int) -> PreTrainedModel:
+    def model(self, seed: int, *, frozen: bool = False) -> PreTrainedModel:
         """Return a new model on the CPU, in training mode; the global random state stays as it is.
 
         Args:
             seed: seed of the weights that are drawn at random.
+            frozen: whether the weights stay as they are, as those beneath an adapter do.
 
         Returns:
             The model, equal for equal seeds.
         """
-        warn_of_vanishing_updates(self.dtype)
+        if not frozen:
+            warn_of_vanishing_updates(self.dtype)
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs too
             config = self.load_config()
@@ -100,6 +102,11 @@ class CausalLMSource(ABC):
     def max_context_tokens(self) -> int | None:
         """Return the tokens of prompt and response that the model has positions for; None: any."""
         return context_limit(self.load_config())
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the weights are in a format that nothing can train, but an adapter upon them."""
+        return False
 
     @abstractmethod
     def load_tokenizer(self) -> PreTrainedTokenizerBase:

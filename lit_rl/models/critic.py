@@ -1,6 +1,5 @@
 """The critic: a number for the state before each response token."""
 
-import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from lit_rl.models.adapters import adapter_layers, copy_on_base
 from lit_rl.models.base import DTYPES, warn_of_vanishing_updates
 from lit_rl.models.checkpointing import enable_gradient_checkpointing
 from lit_rl.models.dropout import switch_off_dropout
@@ -110,12 +110,16 @@ class CriticSource(ABC):
 
 @dataclass(frozen=True)
 class PolicyBackbone(CriticSource):
-    """A backbone of its own that starts with the policy's weights."""
+    """A backbone of its own that starts with the policy's weights.
+
+    Where the policy has an adapter, so has the critic, an own one upon the same base.
+    """
 
     def critic(self, policy: Policy, tokenizer: Tokenizer) -> Critic:
-        """Return a critic that shares no tensor with the policy."""
-        backbone = copy.deepcopy(policy.base_model)
-        backbone.requires_grad_(True)
+        """Return a critic that shares nothing with the policy but the base beneath an adapter."""
+        backbone = copy_on_base(policy.base_model)
+        if not adapter_layers(backbone):
+            backbone.requires_grad_(True)
         return Critic(policy.hidden_size, backbone)
 
 

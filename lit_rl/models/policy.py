@@ -1,6 +1,5 @@
 """The policy: log-probs and entropy of given responses under a Hugging Face causal LM."""
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -10,6 +9,7 @@ from transformers import PreTrainedModel
 
 from lit_rl.functional.log_probs import token_log_probs_and_entropy
 from lit_rl.functional.vocabulary_kl import vocabulary_kl
+from lit_rl.models.adapters import copy_on_base
 from lit_rl.models.base import context_limit
 from lit_rl.models.checkpointing import enable_gradient_checkpointing
 from lit_rl.models.modes import evaluation_mode
@@ -196,6 +196,7 @@ LOGIT_CHANGES: dict[str, Callable[[Tensor, float], Tensor]] = {
 def frozen_copy(policy: Policy) -> Policy:
     """Return a deep copy of `policy` that nothing trains: no gradients, evaluation mode.
 
-    It shares no tensor with `policy`, so that it stays what the policy was.
+    It stays what the policy was: the two share no tensor but the base beneath an adapter, which
+    nothing trains.
     """
-    return copy.deepcopy(policy).requires_grad_(False).eval()
+    return copy_on_base(policy).requires_grad_(False).eval()

@@ -1,5 +1,6 @@
 """A causal language model from the Hugging Face hub, a folder or a GGUF file."""
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -29,12 +31,31 @@ class PretrainedCausalLM(CausalLMSource):
         trust_remote_code: whether code that comes with the model may run on this machine.
         gguf_file: name of a GGUF file in the repository or folder; its weights are dequantized to
             `dtype`. Needs the packages gguf and accelerate.
+        load_in_4bit: whether linear layers are quantized to 4 bits when they are loaded (NF4 with
+            double quantization, arXiv:2305.14314, section 3), for an adapter to be trained upon
+            them in `dtype`. Needs an accelerator and the package bitsandbytes.
+
+    Raises:
+        ModuleNotFoundError: if bitsandbytes is needed and not installed.
     """
 
     name: str
     revision: str | None = None
     trust_remote_code: bool = False
     gguf_file: str | None = None
+    load_in_4bit: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+            raise ModuleNotFoundError(
+                "load_in_4bit needs the package bitsandbytes: pip install bitsandbytes accelerate"
+            )
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the weights are in 4 bits."""
+        return self.load_in_4bit
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer that lies beside the weights."""
@@ -56,10 +77,19 @@ class PretrainedCausalLM(CausalLMSource):
                 config=config,
                 dtype=DTYPES[self.dtype],
                 attn_implementation=self.attn_implementation,
+                quantization_config=self._four_bits() if self.load_in_4bit else None,
             )
         if self.gguf_file is not None:
             _forget_quantization(model)
         return model
+
+    def _four_bits(self) -> BitsAndBytesConfig:
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPES[self.dtype],
+        )
 
     def _where(self) -> dict[str, Any]:
         folder = Path(self.name).expanduser()

@@ -3,11 +3,13 @@
 import json
 from types import SimpleNamespace
 
+import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_rl.callbacks import HuggingFaceExport
-from lit_rl.models import Policy, RandomCausalLM
+from lit_rl.models import LoRA, Policy, RandomCausalLM
 
 CONFIG = {
     "model_type": "llama",
@@ -73,3 +75,48 @@ def test_other_ranks_write_nothing(trainer, tiny_module, monkeypatch):
     callback.setup(trainer, module, "fit")
     callback.on_train_end(trainer, module)
     assert not callback.path.exists()
+
+
+@pytest.fixture
+def with_adapter(tiny_module):
+    """A module whose training moves its adapter by 0.5 per iteration."""
+    source = RandomCausalLM(alphabet="0123456789>", config=CONFIG)
+
+    class WithAdapter(tiny_module):
+        def __init__(self):
+            super().__init__()
+            model, self.adapter = source.model(0), LoRA(rank=2)
+            self.adapter.inject(model, seed=0)
+            self.policy, self.tokenizer = Policy(model), source.tokenizer()
+
+        def training_step(self, batch, batch_idx):
+            super().training_step(batch, batch_idx)
+            with torch.no_grad():
+                for parameter in self.policy.parameters():
+                    parameter += 0.5 * parameter.requires_grad
+
+    return WithAdapter(), source
+
+
+def test_an_adapter_is_exported_merged_or_alone(fit, with_adapter, tmp_path):
+    module, source = with_adapter
+    exports = HuggingFaceExport("merged"), HuggingFaceExport("adapter", adapter_only=True)
+    fit(module, *exports, iterations=2, limit_val_batches=0)
+
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        expected = module.policy.model(ids).logits
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
+        alone = PeftModel.from_pretrained(source.model(0), tmp_path / "adapter")(ids).logits
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
+    assert torch.equal(alone, expected)
+    assert (source.model(0)(ids).logits - expected).abs().max() > 0.01
+    for folder in ("merged", "adapter"):
+        assert AutoTokenizer.from_pretrained(tmp_path / folder)("12>")["input_ids"] == [1, 4, 5, 13]
+
+
+def test_an_adapter_that_is_not_there_is_refused_before_the_run(fit, tiny_module):
+    module = tiny_module()
+    module.adapter = None
+    with pytest.raises(ValueError, match="adapter_only of HuggingFaceExport needs an adapter"):
+        fit(module, HuggingFaceExport(adapter_only=True))

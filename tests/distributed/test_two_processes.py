@@ -21,6 +21,7 @@ SCENARIOS = [
     "ppo",
     "ppo_resumed",
     "ppo_shared_trunk",
+    "ppo_lora",
     "ppo_stopped",
     "dapo",
     "trpo",

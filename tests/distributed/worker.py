@@ -46,7 +46,7 @@ from lit_rl.data import PromptDataModule
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import Generator, SamplingSettings
 from lit_rl.kl_penalties import KLInReward
-from lit_rl.models import RandomCausalLM, SharedTrunk
+from lit_rl.models import LoRA, RandomCausalLM, SharedTrunk
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.rewards import PythonFunction, WeightedSum
 from lit_rl.tasks import Task
@@ -300,6 +300,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
             ppo, critic_warmup=1, controllers=(adaptive(0.9),), resume=folder / "ppo.ckpt"
         ),
         "ppo_shared_trunk": partial(ppo, critic=SharedTrunk(), controllers=(adaptive(0.1),)),
+        "ppo_lora": partial(ppo, adapter=LoRA(rank=4), gradient_checkpointing=True),
         # The second minibatch of an iteration shows a KL beyond any limit: the updates end there.
         "ppo_stopped": partial(train, kind=PPO, kl_coef=0.0, controllers=(StopOnKL(limit=1e-12),)),
         "dapo": partial(

@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from lit_rl.models import RandomCausalLM
+from lit_rl.models import Adapter, Policy, RandomCausalLM
 
 WITH_ROTATION = {
     "hidden_size": 32,
@@ -74,3 +75,26 @@ def tiny_source():
         return RandomCausalLM({"model_type": model_type, **fields}, "0123456789>", **options)
 
     return source
+
+
+@pytest.fixture
+def adapted(tiny_source):
+    """A tiny policy with an adapter, as it is after some training: `adapted(LoRA(), ...)`."""
+
+    def policy(adapter: Adapter, model_type: str = "llama", *, trained: bool = True, **options):
+        model = tiny_source(model_type, **options).model(0, frozen=True)
+        adapter.inject(model, seed=0)
+        if trained:
+            randomize(model)
+        return Policy(model)
+
+    return policy
+
+
+def randomize(model) -> None:
+    """Move everything that an adapter trains, so that it changes what the model computes."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)

@@ -3,9 +3,10 @@ import json
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lit_rl.models import PretrainedCausalLM, save_pretrained
+from lit_rl.models import LoRA, PretrainedCausalLM, save_pretrained
 
 IDS = torch.arange(8)[None]
 
@@ -82,3 +83,43 @@ def test_the_vocabulary_stays_where_the_end_token_pads(tiny_source, tmp_path):
         folder = export(source, tmp_path / str(run))
         assert len(AutoTokenizer.from_pretrained(folder)) == 14
         assert AutoConfig.from_pretrained(folder).vocab_size == 14
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_an_adapter_is_merged_into_the_weights_that_are_exported(
+    adapted, tiny_source, tmp_path, model_type, use_dora
+):
+    policy = adapted(LoRA(use_dora=use_dora), model_type)
+    source, expected = tiny_source(model_type), policy.model(IDS).logits
+    loaded = AutoModelForCausalLM.from_pretrained(export(source, tmp_path, policy.model))
+    assert type(loaded) is type(source.model(0))
+    torch.testing.assert_close(loaded(IDS).logits, expected, atol=1e-4, rtol=0)
+    assert (source.model(0)(IDS).logits - expected).abs().max() > 0.01
+    assert torch.equal(policy.model(IDS).logits, expected)
+    if model_type == "gpt2":
+        assert AutoConfig.from_pretrained(tmp_path).resid_pdrop == 0.1
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_adapter_alone_is_a_folder_of_peft(
+    adapted, tiny_source, tmp_path, dtype, model_type, use_dora
+):
+    policy = adapted(LoRA(use_dora=use_dora), model_type, dtype=dtype)
+    source = tiny_source(model_type, dtype=dtype)
+    save_pretrained(policy.model, source.tokenizer(), tmp_path, adapter_only=True)
+    loaded = PeftModel.from_pretrained(source.model(0, frozen=True), tmp_path)
+    assert torch.equal(loaded(IDS).logits, policy.model(IDS).logits)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    assert 4 * trained <= size < 4 * trained + 20_000  # float32 and a header of names
+
+
+def test_of_a_quantized_base_the_adapter_alone_is_written(adapted, tiny_source, tmp_path):
+    policy = adapted(LoRA())
+    policy.model.is_quantized = True  # as transformers marks it
+    save_pretrained(policy.model, tiny_source().tokenizer(), tmp_path)
+    assert (tmp_path / "adapter_config.json").exists()
+    assert not (tmp_path / "config.json").exists()

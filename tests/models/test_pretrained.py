@@ -1,3 +1,4 @@
+import importlib.util
 import json
 
 import pytest
@@ -73,3 +74,13 @@ def test_dropout_of_the_folder_is_off_unless_asked_for(tiny_source, tmp_path):
     save_pretrained(source.model(0), source.tokenizer(), tmp_path)
     assert PretrainedCausalLM(str(tmp_path)).model(0).config.resid_pdrop == 0.0
     assert PretrainedCausalLM(str(tmp_path), dropout=True).model(0).config.resid_pdrop == 0.1
+
+
+def test_four_bits_without_their_package_are_refused_with_what_installs_it(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else found(name)
+    )
+    with pytest.raises(ModuleNotFoundError, match="pip install bitsandbytes accelerate"):
+        PretrainedCausalLM("any", load_in_4bit=True)
+    assert not PretrainedCausalLM("any").quantized
