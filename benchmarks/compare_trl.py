@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markdown import Markdown
 
 from compare.fixed_rollout import check_agreement
 from compare.floor import Products, iteration_operations, operations_per_second
@@ -98,7 +96,7 @@ def main() -> None:
         )
         comparison = compare(arguments.workload, job, arguments.pairs)
     comparison.write(arguments.out)
-    Console().print(Markdown(comparison.markdown()))
+    print(comparison.markdown())
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from statistics import median
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from transformers.utils.logging import disable_progress_bar
 
 from compare.process import Job, run_here
@@ -151,6 +152,7 @@ class Curve:
 def draw(curves: list[Curve], file: Path) -> None:
     """Draw seconds against each number, with the power laws of the last three points."""
     figure = Figure(figsize=(16, 3.6), layout="constrained")
+    engineering = EngFormatter(places=0, sep="")
     axes = figure.subplots(1, len(curves), sharey=True)
     for axis, curve in zip(axes, curves, strict=True):
         for stage in STAGES:
@@ -158,6 +160,8 @@ def draw(curves: list[Curve], file: Path) -> None:
             (line,) = axis.plot(curve.x, curve.stage(stage), "o", label=f"{stage}: {exponent:.2f}")
             axis.plot(curve.x[-3:], factor * curve.x[-3:] ** exponent, color=line.get_color())
         axis.set(xscale="log", yscale="log", xlabel=curve.name.replace("_", " "))
+        axis.set_xticks(curve.x, [engineering(x) for x in curve.x])
+        axis.minorticks_off()
         axis.legend(title="exponent", fontsize="small")
     axes[0].set_ylabel("seconds")
     figure.savefig(file, dpi=110)

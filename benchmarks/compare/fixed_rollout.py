@@ -9,9 +9,10 @@ from torch import nn
 
 from compare.workloads import Workload
 
-RELATIVE, ABSOLUTE = 1e-5, 1e-6
-"""Allowed difference of loss and gradient norm: of the number, or where it is small. The advantages
-are of the order of 1 and add up to 0."""
+RELATIVE = {"loss": 1e-5, "gradient norm": 1e-4}
+"""Allowed difference, as a part of the number; SmolLM2 in float32 has up to 3e-6 and 7e-6."""
+ABSOLUTE = 1e-6
+"""Allowed difference of a small number: the advantages are of the order of 1 and add up to 0."""
 
 
 def response_ids(workload: Workload, vocab: int) -> list[list[list[int]]]:
@@ -41,9 +42,9 @@ def check_agreement(trl: dict[str, float], lit_rl: dict[str, float]) -> None:
     Raises:
         RuntimeError: if they differ: the two would not do the same work.
     """
-    for name, expected in trl.items():
-        if not math.isclose(lit_rl[name], expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
+    for name, allowed in RELATIVE.items():
+        if not math.isclose(lit_rl[name], trl[name], rel_tol=allowed, abs_tol=ABSOLUTE):
             raise RuntimeError(
-                f"on the same rollout the {name} of TRL is {expected}, that of lit_rl "
-                f"{lit_rl[name]}: they differ by more than {RELATIVE} of it"
+                f"on the same rollout the {name} of TRL is {trl[name]}, that of lit_rl "
+                f"{lit_rl[name]}: they differ by more than {allowed} of it"
             )
