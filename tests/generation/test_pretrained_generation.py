@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lit_rl.generation import SamplingSettings, TransformersGenerator
+from lit_rl.generation import CachedGenerator, SamplingSettings, TransformersGenerator
 from lit_rl.models import Policy, SmolLM2, save_pretrained, smollm2
+from lit_rl.types import Sequences
 
 EXAMPLES = "2+3=5\n7+1=8\n6+6=12\n"
 
@@ -30,22 +31,25 @@ def test_smollm2_adds_samples_and_survives_an_export(tmp_path, monkeypatch, prom
     )
     sampling = SamplingSettings(max_new_tokens=5, stop_strings=["\n"])
     arguments = (policy, tokenizer, prompts)
-    greedy = TransformersGenerator()(*arguments, sampling.as_greedy(), group_size=1, seed=(0,))
+    greedy = CachedGenerator()(*arguments, sampling.as_greedy(), group_size=1, seed=(0,))
+    assert policy.fits_group_cache
     assert greedy.responses[0] == "13"  # it gets about half of such sums right
     assert all(response.isdigit() for response in greedy.responses)
     assert greedy.finished.all()
 
-    rollout = TransformersGenerator()(*arguments, sampling, group_size=4, seed=(0,))
-    assert all(response.strip().isdigit() for response in rollout.responses)
-    with torch.no_grad():
-        log_probs = policy(
-            rollout.prompt_ids,
-            rollout.prompt_mask,
-            rollout.response_ids,
-            rollout.mask,
-            temperature=1.0,
-        ).log_probs
-    torch.testing.assert_close(log_probs, rollout.sampler_log_probs, rtol=0, atol=1e-4)
+    for generator in (CachedGenerator(), TransformersGenerator()):
+        rollout = generator(*arguments, sampling, group_size=4, seed=(0,))
+        assert all(response.strip().isdigit() for response in rollout.responses)
+        sequences = Sequences(
+            prompt_ids=rollout.prompt_ids,
+            prompt_mask=rollout.prompt_mask,
+            response_ids=rollout.response_ids,
+            mask=rollout.mask,
+        )
+        for packed in (True, False):
+            with torch.no_grad(), policy.passes(packed=packed):
+                log_probs = policy(sequences, temperature=1.0).log_probs
+            torch.testing.assert_close(log_probs, rollout.sampler_log_probs, rtol=0, atol=1e-4)
 
     save_pretrained(policy.model, tokenizer, tmp_path / "export")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
