@@ -1,6 +1,7 @@
 """From hidden states to the log-prob and the entropy of each response token."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -101,22 +102,21 @@ def token_log_probs_and_entropy(
         hidden[mask].split(chunk_tokens), targets[mask].long().split(chunk_tokens), strict=True
     )
     *earlier, last = chunks
-    settings = (head, temperature, entropy_gradient)
-    results = [_recomputed_chunk(states, ids, *settings) for states, ids in earlier]
+    chunk = partial(_chunk, head=head, temperature=temperature, entropy_gradient=entropy_gradient)
+    results = [_recomputed(chunk, states, ids) for states, ids in earlier]
     # Backward begins with the last chunk: computing it again would save no memory.
-    results.append(_chunk(*last, *settings))
+    results.append(chunk(*last))
     log_probs, entropy = (torch.cat(column) for column in zip(*results, strict=True))
     return _scattered(log_probs, mask), _scattered(entropy, mask)
 
 
-def _recomputed_chunk(
-    hidden: Tensor, targets: Tensor, head: Head, temperature: float, entropy_gradient: bool
+def _recomputed(
+    chunk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], hidden: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    arguments = (hidden, targets, head, temperature, entropy_gradient)
     if not torch.is_grad_enabled():
-        return _chunk(*arguments)
+        return chunk(hidden, targets)
     log_probs, entropy = checkpoint(
-        _chunk, *arguments, use_reentrant=False, preserve_rng_state=False
+        chunk, hidden, targets, use_reentrant=False, preserve_rng_state=False
     )
     return log_probs, entropy
 
