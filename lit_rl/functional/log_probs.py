@@ -129,7 +129,9 @@ def _chunk(
     entropy_gradient: bool,
 ) -> tuple[Float[Tensor, " chunk"], Float[Tensor, " chunk"]]:
     logits = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if temperature != 1:
+        logits = logits / temperature
     vocab_log_probs = logits.log_softmax(dim=-1)
     log_probs = vocab_log_probs.gather(-1, targets[:, None]).squeeze(-1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
