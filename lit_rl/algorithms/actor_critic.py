@@ -198,7 +198,12 @@ class ActorCritic(PolicyGradient):
             states = self.critic.states(experience)
             return CriticOutput(values=self.critic(states, experience.mask))
         states = self.policy.states(experience)
-        output = self.policy.score(states, experience, temperature=self.sampling.temperature)
+        output = self.policy.score(
+            states,
+            experience,
+            temperature=self.sampling.temperature,
+            entropy_gradient=self.entropy_coef != 0,
+        )
         if self.critic.backbone is not None:
             states = self.critic.states(experience)
         return output.extended(ActorCriticOutput, values=self.critic(states, experience.mask))

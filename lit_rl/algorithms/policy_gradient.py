@@ -306,7 +306,12 @@ class PolicyGradient(RLModule):
 
     def forward_pass(self, experience: Experience) -> ModelOutput:
         """Return what the models say of a micro-batch, with gradient."""
-        return self.output(self.policy, experience)
+        output: PolicyOutput = self.policy(
+            experience,
+            temperature=self.sampling.temperature,
+            entropy_gradient=self.entropy_coef != 0,
+        )
+        return output
 
     def loss(
         self, output: ModelOutput, experience: Experience, totals: Totals

@@ -1,6 +1,7 @@
 """From hidden states to the log-prob and the entropy of each response token."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,6 +51,7 @@ def token_log_probs_and_entropy(
     *,
     mask: Bool[Tensor, "rollouts tokens"],
     temperature: float,
+    entropy_gradient: bool = True,
     chunk_tokens: int = 512,
 ) -> tuple[Float[Tensor, "rollouts tokens"], Float[Tensor, "rollouts tokens"]]:
     """log_probs_t = log p_t(targets_t) and entropy_t = -sum_v p_t(v) log p_t(v).
@@ -68,6 +70,8 @@ def token_log_probs_and_entropy(
         targets: the response tokens; anything where the mask is False.
         mask: True where a token counts.
         temperature: the sampling temperature, above 0.
+        entropy_gradient: whether the entropy has a gradient. Without it half of what backward
+            needs of the last chunk is not kept.
         chunk_tokens: tokens whose logits may exist at once, at least 1. More of them need more
             memory; fewer add up the gradient of the head's weights more often.
 
@@ -98,20 +102,21 @@ def token_log_probs_and_entropy(
         hidden[mask].split(chunk_tokens), targets[mask].long().split(chunk_tokens), strict=True
     )
     *earlier, last = chunks
-    results = [_recomputed_chunk(states, ids, head, temperature) for states, ids in earlier]
+    chunk = partial(_chunk, head=head, temperature=temperature, entropy_gradient=entropy_gradient)
+    results = [_recomputed(chunk, states, ids) for states, ids in earlier]
     # Backward begins with the last chunk: computing it again would save no memory.
-    results.append(_chunk(*last, head, temperature))
+    results.append(chunk(*last))
     log_probs, entropy = (torch.cat(column) for column in zip(*results, strict=True))
     return _scattered(log_probs, mask), _scattered(entropy, mask)
 
 
-def _recomputed_chunk(
-    hidden: Tensor, targets: Tensor, head: Head, temperature: float
+def _recomputed(
+    chunk: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], hidden: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     if not torch.is_grad_enabled():
-        return _chunk(hidden, targets, head, temperature)
+        return chunk(hidden, targets)
     log_probs, entropy = checkpoint(
-        _chunk, hidden, targets, head, temperature, use_reentrant=False, preserve_rng_state=False
+        chunk, hidden, targets, use_reentrant=False, preserve_rng_state=False
     )
     return log_probs, entropy
 
@@ -121,12 +126,16 @@ def _chunk(
     targets: Int[Tensor, " chunk"],
     head: Head,
     temperature: float,
+    entropy_gradient: bool,
 ) -> tuple[Float[Tensor, " chunk"], Float[Tensor, " chunk"]]:
     logits = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if temperature != 1:
+        logits = logits / temperature
     vocab_log_probs = logits.log_softmax(dim=-1)
     log_probs = vocab_log_probs.gather(-1, targets[:, None]).squeeze(-1)
-    entropy = -(vocab_log_probs.exp() * vocab_log_probs).sum(dim=-1)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+        entropy = -(vocab_log_probs.exp() * vocab_log_probs).sum(dim=-1)
     return log_probs, entropy
 
 

@@ -40,7 +40,9 @@ class Policy(ResponseReader):
         if model.device.type != "meta":
             self.verify_head()
 
-    def forward(self, sequences: Sequences, *, temperature: float) -> PolicyOutput:
+    def forward(
+        self, sequences: Sequences, *, temperature: float, entropy_gradient: bool = True
+    ) -> PolicyOutput:
         """Return log-probs and entropy of the response tokens.
 
         Only the logits of response positions are computed, a chunk at a time.
@@ -50,11 +52,17 @@ class Policy(ResponseReader):
                 token and False behind it, or False throughout; a response token is attended to
                 where it is True.
             temperature: sampling temperature by which logits are divided, above 0.
+            entropy_gradient: whether the entropy has a gradient.
 
         Returns:
             Log-probs and entropy in nats, zero where the mask is False.
         """
-        return self.score(self.states(sequences), sequences, temperature=temperature)
+        return self.score(
+            self.states(sequences),
+            sequences,
+            temperature=temperature,
+            entropy_gradient=entropy_gradient,
+        )
 
     def score(
         self,
@@ -62,6 +70,7 @@ class Policy(ResponseReader):
         sequences: Sequences,
         *,
         temperature: float,
+        entropy_gradient: bool = True,
     ) -> PolicyOutput:
         """Return log-probs and entropy of the response tokens from `states`.
 
@@ -69,6 +78,7 @@ class Policy(ResponseReader):
             states: the state before each response token.
             sequences: the same prompts with responses.
             temperature: sampling temperature by which logits are divided, above 0.
+            entropy_gradient: whether the entropy has a gradient.
         """
         log_probs, entropy = token_log_probs_and_entropy(
             states,
@@ -76,6 +86,7 @@ class Policy(ResponseReader):
             sequences.response_ids,
             mask=sequences.mask,
             temperature=temperature,
+            entropy_gradient=entropy_gradient,
         )
         return PolicyOutput(log_probs=log_probs, entropy=entropy)
 

@@ -214,6 +214,46 @@ def test_a_bfloat16_model_has_its_softmax_in_float32():
     assert (rounded.float() - exact[0]).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("chunk_tokens", [2, 100])
+def test_an_entropy_without_gradient_changes_nothing_else(chunk_tokens):
+    """Law: the same values; of the gradient of a sum of both what the log-probs give."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 3, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    head = nn.Linear(8, 50, dtype=torch.float64)
+    targets = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    settings = {"mask": mask, "temperature": 0.7, "chunk_tokens": chunk_tokens}
+    log_probs, entropy = token_log_probs_and_entropy(hidden, head, targets, **settings)
+    expected = torch.autograd.grad(log_probs.sum(), [hidden, head.weight])
+    alone = token_log_probs_and_entropy(hidden, head, targets, entropy_gradient=False, **settings)
+    found = torch.autograd.grad((alone[0] + alone[1]).sum(), [hidden, head.weight])
+    torch.testing.assert_close(alone, (log_probs, entropy))
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_entropy_without_gradient_keeps_one_table_of_the_vocabulary_instead_of_two():
+    """By hand: backward needs the log-probs of all tokens, and for the entropy its exponential."""
+    hidden = torch.randn(1, 4, 8, requires_grad=True)
+    head = nn.Linear(8, 1000)
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    settings = {"mask": mask, "temperature": 1.0}
+    kept = []
+    for entropy_gradient in (True, False):
+        tables = {}
+
+        def keep(tensor, tables=tables):
+            if tensor.numel() == 4 * 1000:
+                tables[tensor.data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            token_log_probs_and_entropy(
+                hidden, head, mask.long(), entropy_gradient=entropy_gradient, **settings
+            )
+        kept.append(len(tables))
+    assert kept == [2, 1]
+
+
 def test_the_response_is_predicted_from_one_position_before_it():
     # Prompt [a, b], response [c, d, e]: b predicts c, c predicts d, d predicts e.
     hidden = torch.tensor([[[10.0], [11.0], [12.0], [13.0], [14.0]]])
