@@ -86,8 +86,8 @@ def signal(algorithm):
 def test_one_optimizer_step_per_minibatch_and_hooks_in_order(signal, fit, micro_batch_tokens):
     """2 iterations x 2 epochs x 3 minibatches = 12 optimizer steps; global_step counts them.
 
-    However many micro-batches a minibatch of 8 rows has: with 12 tokens it has three or more, as
-    its rows have six prompts and more of three or four tokens.
+    However many micro-batches a minibatch of 8 rows has: 12 tokens hold two rows of different
+    prompts at most, so that they are several; with 10,000 there is one.
     """
     recorder = Recorder()
     settings = {"update_epochs": 2, "num_minibatches": 3, "micro_batch_tokens": micro_batch_tokens}
