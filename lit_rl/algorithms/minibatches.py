@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lit_rl.functional import distinct_rows
 from lit_rl.types import Sequences
 
 
@@ -85,8 +86,8 @@ def micro_batch_rows(
     widths: list[list[int]] = sequences.widths.tolist()
     if packs:
         masked_ids = torch.where(sequences.prompt_mask, sequences.prompt_ids, -1)
-        prompts = masked_ids.unique(dim=0, return_inverse=True)[1].tolist()
-        groups = _packed_groups(prompts, widths, micro_batch_tokens)
+        _, prompts = distinct_rows(masked_ids)
+        groups = _packed_groups(prompts.tolist(), widths, micro_batch_tokens)
     else:
         groups = _padded_groups(widths, micro_batch_tokens)
     return [torch.tensor(group, device=sequences.mask.device) for group in groups]

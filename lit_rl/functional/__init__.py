@@ -12,9 +12,11 @@ from lit_rl.functional.masking import (
 )
 from lit_rl.functional.ranks import gather_over_ranks, minimum_over_ranks, sum_over_ranks
 from lit_rl.functional.ratios import bounded_exp, log_ratio, probability_ratio
+from lit_rl.functional.rows import distinct_rows
 
 __all__ = [
     "bounded_exp",
+    "distinct_rows",
     "gather_over_ranks",
     "kl_abs",
     "kl_k1",

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 Head = Callable[[Tensor], Tensor]
@@ -70,8 +72,8 @@ def token_log_probs_and_entropy(
         targets: the response tokens; anything where the mask is False.
         mask: True where a token counts.
         temperature: the sampling temperature, above 0.
-        entropy_gradient: whether the entropy has a gradient. Without it half of what backward
-            needs of the last chunk is not kept.
+        entropy_gradient: whether the entropy has a gradient, which takes one more table of logits
+            in backward.
         chunk_tokens: tokens whose logits may exist at once, at least 1. More of them need more
             memory; fewer add up the gradient of the head's weights more often.
 
@@ -132,11 +134,48 @@ def _chunk(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature != 1:
         logits = logits / temperature
-    vocab_log_probs = logits.log_softmax(dim=-1)
-    log_probs = vocab_log_probs.gather(-1, targets[:, None]).squeeze(-1)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
-        entropy = -(vocab_log_probs.exp() * vocab_log_probs).sum(dim=-1)
-    return log_probs, entropy
+    log_probs, entropy = _OfLogits.apply(logits, targets)
+    return log_probs, entropy if entropy_gradient else entropy.detach()
+
+
+class _OfLogits(torch.autograd.Function):
+    """Log-prob of a token and entropy from logits z, with p = softmax(z).
+
+    d log p(a) / dz_v = [v = a] - p_v and dH / dz_v = -p_v (log p_v + H). Backward keeps one table
+    of the vocabulary, the log-probs, and makes one more: autograd would make two or three.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Float[Tensor, "chunk vocab"], targets: Int[Tensor, " chunk"]
+    ) -> tuple[Float[Tensor, " chunk"], Float[Tensor, " chunk"]]:
+        vocab_log_probs = logits.log_softmax(dim=-1)
+        del logits
+        log_probs = vocab_log_probs.gather(-1, targets[:, None]).squeeze(-1)
+        entropy = -vocab_log_probs.exp().mul_(vocab_log_probs).sum(dim=-1)
+        ctx.save_for_backward(vocab_log_probs, targets, entropy)
+        ctx.set_materialize_grads(False)
+        return log_probs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_log_probs: Tensor | None, of_entropy: Tensor | None
+    ) -> tuple[Tensor | None, None]:
+        vocab_log_probs, targets, entropy = ctx.saved_tensors
+        if of_log_probs is None and of_entropy is None:
+            return None, None
+        gradient = vocab_log_probs.exp()
+        if of_entropy is None:
+            gradient.mul_(-of_log_probs[:, None])  # type: ignore[index]
+        else:
+            weights = (vocab_log_probs + entropy[:, None]).mul_(of_entropy[:, None])
+            if of_log_probs is not None:
+                weights.add_(of_log_probs[:, None])
+            gradient.mul_(weights.neg_())
+        if of_log_probs is not None:
+            gradient.scatter_add_(-1, targets[:, None], of_log_probs[:, None])
+        return gradient, None
 
 
 def _scattered(

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from lit_rl.functional import distinct_rows
 from lit_rl.models.attention import Kernel, attention
 from lit_rl.types import Sequences
 
@@ -71,7 +72,7 @@ def packed(sequences: Sequences, *, with_end: bool) -> PackedSequences:
             behind the response depends on it.
     """
     masked_ids = torch.where(sequences.prompt_mask, sequences.prompt_ids, -1)
-    prompts, prompt_of_row = masked_ids.unique(dim=0, return_inverse=True)
+    prompts, prompt_of_row = distinct_rows(masked_ids)
     prompt_lengths = (prompts >= 0).sum(1)
     # From left-padded to right-padded, where the last token is repeated.
     columns = torch.arange(int(prompt_lengths.max()), device=prompts.device)
@@ -136,12 +137,6 @@ class Blocks:
     query_positions: Int[Tensor, "blocks queries"]
     key_positions: Int[Tensor, "blocks keys"]
 
-    @property
-    def cost(self) -> int:
-        """Cost of the attention, in products of a query and a key."""
-        blocks, queries = self.queries.shape
-        return blocks * self.keys.shape[1] * (queries + KEY_COST)
-
     def attends(self, window: int | None) -> Bool[Tensor, "blocks queries keys"]:
         """Return which query attends to which key; every query attends to one at least."""
         distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
@@ -169,6 +164,35 @@ def _tables(
     return tables
 
 
+def _rows_of_blocks(
+    packed: PackedSequences, rows_per_block: int
+) -> tuple[
+    Int[Tensor, " rollouts"],
+    Bool[Tensor, " rollouts"],
+    Int[Tensor, " rollouts"],
+]:
+    """Return the rows in the order of their prompts, which of them begin a block, and the block."""
+    order = packed.prompt_of_row.argsort(stable=True)
+    prompt = packed.prompt_of_row[order]
+    first = torch.searchsorted(prompt, prompt)  # of the rows of the same prompt
+    leads = (torch.arange(len(order), device=order.device) - first) % rows_per_block == 0
+    return order, leads, leads.cumsum(0) - 1
+
+
+def blocks_cost(packed: PackedSequences, rows_per_block: int) -> int:
+    """Return what the attention of response blocks costs, in products of a query and a key.
+
+    Args:
+        packed: the tokens.
+        rows_per_block: as in `response_blocks`.
+    """
+    order, leads, block = _rows_of_blocks(packed, rows_per_block)
+    prompt_lengths = packed.prompt_lengths[packed.prompt_of_row[order[leads]]]
+    queries = torch.zeros_like(prompt_lengths).index_add(0, block, packed.lengths[order])
+    keys = int((prompt_lengths + queries).max())
+    return len(queries) * keys * (max(1, int(queries.max())) + KEY_COST)
+
+
 def response_blocks(packed: PackedSequences, rows_per_block: int) -> Blocks:
     """Return blocks of some responses of one prompt: their tokens ask the prompt and themselves.
 
@@ -177,12 +201,9 @@ def response_blocks(packed: PackedSequences, rows_per_block: int) -> Blocks:
         rows_per_block: responses of a block; the last block of a prompt may have fewer.
     """
     device = packed.ids.device
-    order = packed.prompt_of_row.argsort(stable=True)
+    order, leads, block = _rows_of_blocks(packed, rows_per_block)
     prompt, lengths = packed.prompt_of_row[order], packed.lengths[order]
     number = torch.arange(len(order), device=device)
-    first = torch.searchsorted(prompt, prompt)  # of the rows of the same prompt
-    leads = (number - first) % rows_per_block == 0
-    block = leads.cumsum(0) - 1
     num_blocks = int(block[-1]) + 1
     before = lengths.cumsum(0) - lengths
     offset = before - before[leads][block]
@@ -229,11 +250,9 @@ def cheapest_blocks(packed: PackedSequences) -> Blocks:
     Many responses in one block gather the prompt's keys once, but ask each other's in vain.
     """
     most = int(packed.prompt_of_row.bincount().max())
-    candidates, rows_per_block = [], 1
-    while rows_per_block < 2 * most:
-        candidates.append(response_blocks(packed, min(rows_per_block, most)))
-        rows_per_block *= 2
-    return min(candidates, key=lambda blocks: blocks.cost)
+    powers = (2**exponent for exponent in range(most.bit_length() + 1))
+    candidates = sorted({min(rows, most) for rows in powers})
+    return response_blocks(packed, min(candidates, key=lambda rows: blocks_cost(packed, rows)))
 
 
 @dataclass

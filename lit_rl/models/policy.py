@@ -16,6 +16,9 @@ from lit_rl.models.modes import evaluation_mode
 from lit_rl.models.response_states import ResponseReader, padded_states
 from lit_rl.types import PolicyOutput, Sequences
 
+LOGITS_AT_ONCE = 2**24
+"""Numbers in the table of logits that a pass over responses makes at a time: 64 MiB of float32."""
+
 
 class Policy(ResponseReader):
     """A causal language model that scores responses and is sampled from.
@@ -87,6 +90,7 @@ class Policy(ResponseReader):
             mask=sequences.mask,
             temperature=temperature,
             entropy_gradient=entropy_gradient,
+            chunk_tokens=max(1, LOGITS_AT_ONCE // self.vocabulary_size),
         )
         return PolicyOutput(log_probs=log_probs, entropy=entropy)
 
@@ -164,6 +168,12 @@ class Policy(ResponseReader):
     def hidden_size(self) -> int:
         """Width of the hidden states."""
         size: int = self.model.config.get_text_config(decoder=True).hidden_size
+        return size
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens that the head gives a logit."""
+        size: int = self.model.config.get_text_config(decoder=True).vocab_size
         return size
 
     @property

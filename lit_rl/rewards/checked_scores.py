@@ -1,5 +1,6 @@
 """From what a reward returns to tensors; whatever is wrong with it is named here."""
 
+import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -38,12 +39,12 @@ def checked_scores(name: str, values: Callable[[Rollout], Any], rollout: Rollout
             f"got {got}"
         )
     mask = rollout.mask.cpu()
-    outcomes = torch.zeros(len(rollout))
+    outcomes = [0.0] * len(rollout)
     steps = torch.full(mask.shape, torch.nan)
     for row, value in enumerate(map(_plain, given)):
         try:
             if value is None:
-                outcomes[row] = torch.nan
+                outcomes[row] = math.nan
             elif isinstance(value, Steps | list | tuple):
                 columns = mask[row].nonzero()[:, 0]
                 by_position = _by_position(value, len(columns))
@@ -55,7 +56,9 @@ def checked_scores(name: str, values: Callable[[Rollout], Any], rollout: Rollout
                 f"the reward {name} gave {shown(value)} for row {row}, whose response is "
                 f"{shown(rollout.responses[row])}; {error}"
             ) from None
-    return Scores(outcomes=outcomes.to(rollout.mask.device), steps=steps.to(rollout.mask.device))
+    device = rollout.mask.device
+    totals = torch.tensor(outcomes, dtype=torch.float32, device=device)
+    return Scores(outcomes=totals, steps=steps.to(device))
 
 
 def _plain(value: Any) -> Any:

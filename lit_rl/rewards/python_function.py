@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from lit_rl.rewards.base import Reward
@@ -45,13 +46,13 @@ class PythonFunction(Reward):
 
     def _arguments(self, rollout: Rollout) -> dict[str, Any]:
         available = {name: list(column) for name, column in rollout.columns.items()}
-        rows = zip(rollout.response_ids, rollout.mask, strict=True)
+        rows = zip(rollout.response_ids.tolist(), rollout.mask.tolist(), strict=True)
         available |= {
             "prompts": list(rollout.prompts),
             "responses": list(rollout.responses),
             "answers": list(rollout.answers),
             "finished": rollout.finished.tolist(),
-            "response_ids": [ids[mask].tolist() for ids, mask in rows],
+            "response_ids": [list(compress(ids, mask)) for ids, mask in rows],
         }
         parameters = inspect.signature(self.function).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

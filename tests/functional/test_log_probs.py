@@ -231,27 +231,40 @@ def test_an_entropy_without_gradient_changes_nothing_else(chunk_tokens):
     torch.testing.assert_close(found, expected)
 
 
-def test_an_entropy_without_gradient_keeps_one_table_of_the_vocabulary_instead_of_two():
-    """By hand: backward needs the log-probs of all tokens, and for the entropy its exponential."""
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+def test_backward_keeps_one_table_of_the_vocabulary(entropy_gradient):
+    """By hand: probabilities, and with them every derivative, follow from the log-probs."""
     hidden = torch.randn(1, 4, 8, requires_grad=True)
-    head = nn.Linear(8, 1000)
+    tables = {}
+
+    def keep(tensor):
+        if tensor.numel() == 4 * 1000:
+            tables[tensor.data_ptr()] = tensor
+        return tensor
+
     mask = torch.ones(1, 4, dtype=torch.bool)
-    settings = {"mask": mask, "temperature": 1.0}
-    kept = []
-    for entropy_gradient in (True, False):
-        tables = {}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_log_probs_and_entropy(
+            hidden,
+            nn.Linear(8, 1000),
+            mask.long(),
+            mask=mask,
+            temperature=1.0,
+            entropy_gradient=entropy_gradient,
+        )
+    assert len(tables) == 1
 
-        def keep(tensor, tables=tables):
-            if tensor.numel() == 4 * 1000:
-                tables[tensor.data_ptr()] = tensor
-            return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            token_log_probs_and_entropy(
-                hidden, head, mask.long(), entropy_gradient=entropy_gradient, **settings
-            )
-        kept.append(len(tables))
-    assert kept == [2, 1]
+def test_a_second_backward_pass_gives_the_same_gradient(problem):
+    """Law: backward changes nothing of what it keeps."""
+    hidden, targets, mask, head = problem
+    outputs = token_log_probs_and_entropy(
+        hidden.requires_grad_(), head, targets, mask=mask, temperature=0.8
+    )
+    total = outputs[0].sum() + 0.3 * outputs[1].sum()
+    first, second = (torch.autograd.grad(total, hidden, retain_graph=True) for _ in range(2))
+    assert torch.equal(*first, *second)
+    assert first[0].abs().max() > 0.01
 
 
 def test_the_response_is_predicted_from_one_position_before_it():

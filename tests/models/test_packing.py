@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from lit_rl.models import Policy
-from lit_rl.models.packing import cheapest_blocks, packed, response_blocks
+from lit_rl.models.packing import (
+    KEY_COST,
+    blocks_cost,
+    cheapest_blocks,
+    packed,
+    response_blocks,
+)
 from lit_rl.models.response_states import packing_fits, response_states
 from lit_rl.types import Sequences
 
@@ -104,10 +110,18 @@ def test_a_response_attends_to_its_prompt_and_to_itself(rows_per_block):
     assert queries == batch.mask.sum()
 
 
-def test_the_split_is_the_one_of_least_cost():
-    rows = packed(random_batch(rows_of_prompt=(8,)), with_end=False)
-    costs = [response_blocks(rows, number).cost for number in (1, 2, 4, 8)]
-    assert cheapest_blocks(rows).cost == min(costs)
+def cost_of(blocks):
+    num_blocks, queries = blocks.queries.shape
+    return num_blocks * blocks.keys.shape[1] * (queries + KEY_COST)
+
+
+@pytest.mark.parametrize("rows_of_prompt", [(8,), (3, 1, 5)])
+def test_the_split_is_the_one_of_least_cost(rows_of_prompt):
+    rows = packed(random_batch(rows_of_prompt=rows_of_prompt), with_end=False)
+    costs = [blocks_cost(rows, number) for number in (1, 2, 4, 8)]
+    # The tables that are made cost what was said of them.
+    assert costs == [cost_of(response_blocks(rows, number)) for number in (1, 2, 4, 8)]
+    assert cost_of(cheapest_blocks(rows)) == min(costs)
     assert len(set(costs)) > 1
 
 
