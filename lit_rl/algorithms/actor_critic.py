@@ -106,6 +106,7 @@ class ActorCritic(PolicyGradient):
             self.critic = self.critic_source.critic(self.policy, self.tokenizer)
             if self.gradient_checkpointing:
                 self.critic.enable_gradient_checkpointing()
+            self.critic.offloads = self.activation_offload
             self.pack(self.packing)
 
     @property

@@ -64,6 +64,8 @@ class RLModule(L.LightningModule):
             once for all its responses: the same numbers for less work. A comparison on the first
             rollouts switches it off, with a warning, for an architecture that it does not fit.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
+        activation_offload: keep activations, or those that checkpointing keeps, in host memory
+            until the backward pass; for an accelerator.
         evaluation: how held-out prompts are scored.
         seed: seeds weights, shuffling and sampling; the CLI passes `seed_everything`.
 
@@ -85,6 +87,7 @@ class RLModule(L.LightningModule):
         micro_batch_tokens: int = 16384,
         packing: bool = True,
         gradient_checkpointing: bool = False,
+        activation_offload: bool = False,
         evaluation: Evaluation = Evaluation(),
         seed: int = 0,
     ) -> None:
@@ -103,6 +106,7 @@ class RLModule(L.LightningModule):
         self.packing = packing
         self.packing_verified = False
         self.gradient_checkpointing = gradient_checkpointing
+        self.activation_offload = activation_offload
         self.evaluation = evaluation
         self.seed = seed
         self.iteration = 0
@@ -174,6 +178,12 @@ class RLModule(L.LightningModule):
                 "the weights while it samples, with which training then goes wrong. Use "
                 "--model.source.load_in_4bit false, or --trainer.accelerator gpu"
             )
+        if self.activation_offload and self.trainer.strategy.root_device.type == "cpu":
+            raise ValueError(
+                "activation_offload moves activations from an accelerator to host memory, and this "
+                "run has no accelerator: use --model.gradient_checkpointing true to save memory, "
+                "or --trainer.accelerator gpu"
+            )
         if stage != "predict":
             self.reward.setup()
 
@@ -184,6 +194,7 @@ class RLModule(L.LightningModule):
             initial = self.policy = self.initial_policy()
             if self.gradient_checkpointing:
                 self.policy.enable_gradient_checkpointing()
+            self.policy.offloads = self.activation_offload
         if self.is_for_training and self._reference is None:
             initial = initial or self.initial_policy()
             self._reference = [self.reference_to(initial)] if self.uses_reference else []

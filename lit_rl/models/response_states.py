@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_rl.functional import response_hidden
+from lit_rl.models.activation_offload import offloaded_activations
 from lit_rl.models.attention import AttentionPlan, PlannedAttention
 from lit_rl.models.modes import evaluation_mode
 from lit_rl.models.packing import PackedAttention, packed
@@ -109,9 +110,11 @@ class ResponseReader(nn.Module):
 
     Attributes:
         packs: whether its passes are packed, see `response_states`.
+        offloads: whether what the backward pass needs waits in host memory.
     """
 
     packs: bool
+    offloads = False
 
     @property
     def base_model(self) -> PreTrainedModel:
@@ -152,7 +155,9 @@ class ResponseReader(nn.Module):
                 where it is True.
             with_end: whether one more column follows, with the state behind the last token.
         """
-        return response_states(self.base_model, sequences, packs=self.packs, with_end=with_end)
+        offload = self.offloads and torch.is_grad_enabled()
+        with offloaded_activations(self) if offload else nullcontext():
+            return response_states(self.base_model, sequences, packs=self.packs, with_end=with_end)
 
 
 @torch.no_grad()

@@ -187,6 +187,11 @@ def test_gradient_checkpointing_changes_no_result(signal, fit, weights):
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-7)
 
 
+def test_offloading_activations_without_an_accelerator_is_refused(signal, fit):
+    with pytest.raises(ValueError, match="activation_offload moves activations"):
+        fit(signal(activation_offload=True))
+
+
 def test_gradients_are_gone_when_a_rollout_begins(signal, fit):
     recorder = Recorder()
     fit(signal(), iterations=3, callbacks=[recorder])
