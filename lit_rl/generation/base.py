@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rl.generation.response_ends import ResponseEnds
+from lit_rl.generation.row_sampler import TokenSampler, row_uniforms
 from lit_rl.generation.sampling import SamplingSettings
 from lit_rl.models import Policy
 from lit_rl.types import Prompts, Rollout
@@ -76,6 +77,41 @@ def check_request(
             f"not fit into the model's context of {limit} tokens: make max_new_tokens or the "
             f"limit of the prompts smaller, such as {max(1, limit - max(lengths))} new tokens"
         )
+
+
+def sampler_and_ends(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+    sampling: SamplingSettings,
+    group_size: int,
+    seed: tuple[int, ...],
+) -> tuple[TokenSampler, ResponseEnds]:
+    """Return what draws the tokens of a request, and what tells where its responses end.
+
+    Args:
+        policy: as all others, what `Generator.__call__` was asked.
+        tokenizer: see there.
+        prompts: see there.
+        sampling: see there.
+        group_size: see there.
+        seed: see there.
+
+    Raises:
+        ValueError: if no generator can do it, see there.
+    """
+    check_request(policy, prompts, sampling, group_size)
+    device = prompts.ids.device
+    uniforms = row_uniforms(seed, prompts.row_ids, group_size, sampling.max_new_tokens)
+    ids = end_ids(policy, tokenizer)
+    ends = ResponseEnds(
+        tokenizer,
+        end_ids=ids,
+        stop_strings=sampling.stop_strings,
+        num_rollouts=len(prompts) * group_size,
+        device=device,
+    )
+    return TokenSampler(sampling, uniforms.to(device), ids), ends
 
 
 def rollout(

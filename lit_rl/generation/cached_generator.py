@@ -8,10 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_rl.generation.base import Generator, check_request, end_ids, rollout
+from lit_rl.generation.base import Generator, rollout, sampler_and_ends
 from lit_rl.generation.group_cache import GroupCache, PromptCache
-from lit_rl.generation.response_ends import ResponseEnds
-from lit_rl.generation.row_sampler import TokenSampler, row_uniforms
 from lit_rl.generation.sampling import SamplingSettings
 from lit_rl.generation.transformers_generator import TransformersGenerator
 from lit_rl.models import Policy, evaluation_mode
@@ -52,17 +50,15 @@ class CachedGenerator(Generator):
         seed: tuple[int, ...],
     ) -> Rollout:
         """Return `group_size` responses to each prompt, see `Generator`."""
-        check_request(policy, prompts, sampling, group_size)
         if policy.fits_group_cache is None and not policy.can_pack:
             self._fall_back(policy)
         if policy.fits_group_cache is not False:
             with evaluation_mode(policy):
                 result = _sampled(policy, tokenizer, prompts, sampling, group_size, seed)
-                if policy.fits_group_cache is None and not _fits(policy, result, sampling):
-                    self._fall_back(policy)
-        if policy.fits_group_cache is not False:
-            policy.fits_group_cache = True
-            return result
+                if policy.fits_group_cache or _fits(policy, result, sampling):
+                    policy.fits_group_cache = True
+                    return result
+            self._fall_back(policy)
         return TransformersGenerator()(
             policy, tokenizer, prompts, sampling, group_size=group_size, seed=seed
         )
@@ -85,17 +81,8 @@ def _sampled(
     group_size: int,
     seed: tuple[int, ...],
 ) -> Rollout:
+    sampler, ends = sampler_and_ends(policy, tokenizer, prompts, sampling, group_size, seed)
     device, num_rollouts = prompts.ids.device, len(prompts) * group_size
-    uniforms = row_uniforms(seed, prompts.row_ids, group_size, sampling.max_new_tokens)
-    ids = end_ids(policy, tokenizer)
-    sampler = TokenSampler(sampling, uniforms.to(device), ids)
-    ends = ResponseEnds(
-        tokenizer,
-        end_ids=ids,
-        stop_strings=sampling.stop_strings,
-        num_rollouts=num_rollouts,
-        device=device,
-    )
     steps_per_look = STEPS_PER_LOOK.get(device.type, STEPS_PER_LOOK_ELSEWHERE)
     shape = (num_rollouts, sampling.max_new_tokens)
     response_ids = torch.zeros(shape, dtype=torch.long, device=device)

@@ -15,9 +15,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from lit_rl.generation.base import Generator, check_request, end_ids, rollout
+from lit_rl.generation.base import Generator, rollout, sampler_and_ends
 from lit_rl.generation.response_ends import ResponseEnds, StopAtEnds
-from lit_rl.generation.row_sampler import RowSampler, TokenSampler, row_uniforms
+from lit_rl.generation.row_sampler import RowSampler
 from lit_rl.generation.sampling import SamplingSettings
 from lit_rl.models import Policy, evaluation_mode
 from lit_rl.types import Prompts, Rollout
@@ -40,22 +40,12 @@ class TransformersGenerator(Generator):
         seed: tuple[int, ...],
     ) -> Rollout:
         """Return `group_size` responses to each prompt, see `Generator`."""
-        check_request(policy, prompts, sampling, group_size)
+        token_sampler, ends = sampler_and_ends(
+            policy, tokenizer, prompts, sampling, group_size, seed
+        )
         prompt_ids = prompts.ids.repeat_interleave(group_size, dim=0)
         prompt_mask = prompts.mask.repeat_interleave(group_size, dim=0)
-        uniforms = row_uniforms(seed, prompts.row_ids, group_size, sampling.max_new_tokens)
-        ids = end_ids(policy, tokenizer)
-        sampler = RowSampler(
-            TokenSampler(sampling, uniforms.to(prompt_ids.device), ids),
-            prompt_tokens=prompt_ids.shape[1],
-        )
-        ends = ResponseEnds(
-            tokenizer,
-            end_ids=ids,
-            stop_strings=sampling.stop_strings,
-            num_rollouts=len(prompt_ids),
-            device=prompt_ids.device,
-        )
+        sampler = RowSampler(token_sampler, prompt_tokens=prompt_ids.shape[1])
         with evaluation_mode(policy), _without_generation_config(policy.model):
             response_ids = _generated(
                 policy.model, prompt_ids, prompt_mask, tokenizer, sampler, ends
