@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+import gpu
+
+
+def test_the_script_runs_on_any_machine(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--accelerator", "cpu", "--small"])
+    monkeypatch.setattr(gpu, "SETTINGS", {"packing: false": lambda: {"packing": False}})
+    gpu.main()
+    head, _, row = capsys.readouterr().out.strip().splitlines()[-3:]
+    values = dict(zip(head.split(" | ")[1:], row.split(" | ")[1:], strict=True))
+    stages = sum(float(values[stage]) for stage in ("generate", "log_probs", "update"))
+    # An iteration is its stages, and some more.
+    assert 0 < stages <= float(values["iteration"]) + 0.002
+    # By hand: 8 prompts x 8 responses x 4 tokens, in seconds that are rounded to 1 ms.
+    rate = float(values["generated tokens/s"].replace(",", ""))
+    assert rate * float(values["generate"]) == pytest.approx(256, rel=0.1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_sentence_says_so(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["gpu.py"])
+    with pytest.raises(SystemExit, match="no GPU is here"):
+        gpu.main()
