@@ -127,6 +127,9 @@ def _by_position(value: Any, length: int) -> dict[int, float]:
 
 
 def _check_positions(positions: Any, values: Any, length: int) -> None:
+    for given in (positions, values):
+        if not isinstance(given, Sequence):
+            raise ValueError(f"{shown(given)} of Steps is no list, such as {_example(length)}")
     if len(positions) != len(values):
         raise ValueError(
             f"there are {len(positions)} positions and {len(values)} values, and must be as many "
