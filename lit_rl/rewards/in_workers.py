@@ -42,7 +42,7 @@ class InWorkers(Reward):
 
     Raises:
         ValueError: for a setting outside its range, a `WeightedSum`, and in `setup` for a reward
-            that pickle cannot send.
+            that pickle cannot send or that does not get ready in a worker.
     """
 
     reward: Reward

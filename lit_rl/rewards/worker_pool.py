@@ -55,7 +55,7 @@ class WorkerPool:
         """Start the processes and wait until their reward is ready, if they are not there.
 
         Raises:
-            RuntimeError: if the reward does not get ready.
+            ValueError: if the reward does not get ready.
         """
         if self._keeper is not None:
             return
@@ -81,7 +81,7 @@ class WorkerPool:
         """Return one value per response, in their order.
 
         Raises:
-            RuntimeError: if the reward does not get ready.
+            ValueError: if the reward does not get ready.
         """
         self.start()
         assert self._keeper is not None
@@ -100,7 +100,7 @@ class WorkerPool:
 
     def _give_up(self, reason: str) -> NoReturn:
         self.end()
-        raise RuntimeError(
+        raise ValueError(
             f"the reward {self.settings.name} is not ready in its worker process: {reason}. What "
             "it names must be importable there: of a module, not of the script "
             "that runs"

@@ -187,7 +187,7 @@ def test_a_lambda_is_refused_with_what_to_do():
 
 def test_a_reward_that_is_not_importable_in_the_worker_is_an_error_at_the_start(unsafe):
     reward = InWorkers(PythonFunction(unsafe.NeverReady()))
-    with pytest.raises(RuntimeError, match=r"reward NeverReady is not ready .*invalid literal"):
+    with pytest.raises(ValueError, match=r"reward NeverReady is not ready .*invalid literal"):
         reward.setup()
 
 

@@ -51,7 +51,7 @@ def test_a_response_that_takes_for_ever_is_left_out_and_the_others_are_judged(ro
     assert scored.failed.tolist() == [False, True, False]
 
 
-def test_the_run_can_be_made_to_end_instead(reward, rollout_of):
+def test_the_run_can_be_made_to_end_instead(rollout_of):
     strict = MathEquivalence(timeout_seconds=1.0, on_error="raise")
     with pytest.raises(RuntimeError, match=r"the first is row 0, .* timeout_seconds 1.0"):
         strict(rollout_of(["$10^{10^{10}}$"], ["2"]))
