@@ -45,8 +45,10 @@ def explain(message: str, known: Iterable[str]) -> str:
 def _refused_value(message: str, path: str) -> str:
     """Return the path of the key whose value was refused, and the innermost reason."""
     lines = [line.strip(" -") for line in message.split("Errors:")[-1].strip().splitlines()]
-    reason = next((line for line in lines if not re.match(FRAME, line)), lines[0])
+    reason = next((line for line in lines if line and not re.match(FRAME, line)), message)
     reason = re.sub(r'^Parser key "[\w.]+": |^Call to compute_fn .* failed: ', "", reason)
+    if not reason.strip():
+        return message
     classes = re.findall(r"Problem with given class_path '([\w.]+)'", message.partition(reason)[0])
     if classes and (missing := re.match("the following arguments are required: (.*)", reason)):
         reason = f"{classes[-1]} needs {missing.group(1)}"

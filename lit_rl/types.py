@@ -198,8 +198,9 @@ class ScoredRollout(Rollout):
         step_rewards: the value of each step at the token that ends it, as the reward gave it; NaN
             where no step ends.
         reward_parts: the named parts before weighting; NaN where a part does not apply.
-        missing: True where no part applies. Such a row leaves its group: it moves no baseline and
-            has no advantage.
+        missing: True where no part applies, or judging failed. Such a row leaves its group: it
+            moves no baseline and has no advantage.
+        failed: True where judging failed, which is then also `missing`; None: it failed nowhere.
     """
 
     rewards: Float[Tensor, " rollouts"]
@@ -207,6 +208,7 @@ class ScoredRollout(Rollout):
     step_rewards: Float[Tensor, "rollouts tokens"]
     reward_parts: dict[str, Float[Tensor, " rollouts"]]
     missing: Bool[Tensor, " rollouts"]
+    failed: Bool[Tensor, " rollouts"] | None = None
 
     def with_rewards(self: ScoredT, rewards: Float[Tensor, " rollouts"]) -> ScoredT:
         """Return this rollout with other rewards; the last token that counts earns the difference.

@@ -187,6 +187,10 @@ class RLModule(L.LightningModule):
         if stage != "predict":
             self.reward.setup()
 
+    def teardown(self, stage: str) -> None:
+        """Let the reward end what it has begun."""
+        self.reward.teardown()
+
     def configure_model(self) -> None:
         """Build the policy; to train it, also the reference where a KL term needs one."""
         initial: Policy | None = None

@@ -13,8 +13,18 @@ from lit_rl.evaluation import Statistics, Summary
 from lit_rl.functional import kl_k1, kl_k3
 from lit_rl.types import Experience, ScoredRollout, Update
 
-NAMES = ("reward", "missing", "zero_std_group", "length", "truncated", "entropy", "k1", "k3")
-OWN_NAMES = {"mean", "std", "missing_fraction", "zero_std_group_fraction"}
+NAMES = (
+    "reward",
+    "missing",
+    "failed",
+    "zero_std_group",
+    "length",
+    "truncated",
+    "entropy",
+    "k1",
+    "k3",
+)
+OWN_NAMES = {"mean", "std", "errors", "missing_fraction", "zero_std_group_fraction"}
 NEGATIVE_KL = -0.05
 """Mean KL to the reference, in nats per token, that no sampling error explains."""
 
@@ -58,6 +68,8 @@ class RewardMetrics(RLCallback):
         statistics = self._statistics
         statistics.update("reward", scored.rewards[~scored.missing])
         statistics.update("missing", scored.missing)
+        if scored.failed is not None:
+            statistics.update("failed", scored.failed)
         statistics.update("zero_std_group", zero_std_groups(scored))
         statistics.update("length", scored.mask.sum(dim=1))
         statistics.update("truncated", ~scored.finished)
@@ -102,6 +114,7 @@ class RewardMetrics(RLCallback):
         values = {"reward/mean": of["reward"].mean, "reward/std": of["reward"].std}
         values |= {f"reward/{name}": of[f"part {name}"].mean for name in self._parts}
         values["reward/missing_fraction"] = of["missing"].mean
+        values["reward/errors"] = of["failed"].total
         values["reward/zero_std_group_fraction"] = of["zero_std_group"].mean
         values["response/length_mean"] = of["length"].mean
         values["response/length_min"] = of["length"].minimum

@@ -2,6 +2,8 @@
 
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.exact_answer import ExactAnswer
+from lit_rl.rewards.failed import Failed
+from lit_rl.rewards.in_workers import InWorkers
 from lit_rl.rewards.length import Length
 from lit_rl.rewards.math_equivalence import MathEquivalence
 from lit_rl.rewards.number_in_text import NumberInText
@@ -14,6 +16,8 @@ from lit_rl.rewards.weighted_sum import WeightedSum
 
 __all__ = [
     "ExactAnswer",
+    "Failed",
+    "InWorkers",
     "Length",
     "MathEquivalence",
     "NumberInText",

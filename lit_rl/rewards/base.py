@@ -5,6 +5,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
+
 from lit_rl.rewards.checked_scores import checked_scores, shown
 from lit_rl.rewards.steps import Scores, Value
 from lit_rl.types import Rollout, ScoredRollout, at_last_token
@@ -19,15 +21,17 @@ class Reward(ABC):
     - `Steps`, the numbers of its steps at the tokens that end them (a process reward), or a list
       with one entry per token that counts, the end token included: a number where a step ends, else
       None. The reward of the response is their sum, 0 for a response without a step;
-    - None where the reward does not apply.
+    - None where the reward does not apply;
+    - `Failed` where judging the response failed.
 
-    A response to which nothing applies is `missing`: it leaves its group, and the first time a
-    warning says so. A wrong number of values and a value that is no number are errors that name the
-    reward. A reward that applies to no response on any rank is an error of the algorithm that asks
-    it, or a matter of chance once the algorithm has been trained with it.
+    A response to which nothing applies, or on which any part failed, is `missing`: it leaves its
+    group, and the first time a warning says so. A wrong number of values and a value that is no
+    number are errors that name the reward. A reward that applies to no response on any rank is an
+    error of the algorithm that asks it, or a matter of chance once the algorithm has been trained
+    with it.
     """
 
-    _has_warned = False
+    _warned: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -39,6 +43,13 @@ class Reward(ABC):
 
         Called on every rank before models are built and prompts are answered, maybe more than once.
         The default does nothing.
+        """
+        return
+
+    def teardown(self) -> None:
+        """End what `setup` has begun, such as processes; called when a run is over.
+
+        Whoever asks for values later begins anew. The default does nothing.
         """
         return
 
@@ -67,14 +78,23 @@ class Reward(ABC):
         parts = self.parts(rollout)
         total = self.total(parts)
         missing = total.outcomes.isnan()
-        if missing.any() and not self._has_warned:
-            object.__setattr__(self, "_has_warned", True)  # a reward may be a frozen dataclass
-            row = int(missing.nonzero()[0, 0])
-            warnings.warn(
-                f"no part of the reward {self.name} applies to {int(missing.sum())} of "
+        failed = torch.zeros_like(missing)
+        failed[list(total.failures)] = True
+        if total.failures:
+            row = min(total.failures)
+            self._warn_once(
+                "failed",
+                f"the reward {self.name} failed on {len(total.failures)} of {len(rollout)} "
+                f"responses, which leave their groups and are counted in reward/errors; the first "
+                f"is row {row}, {shown(rollout.responses[row])}: {total.failures[row]}",
+            )
+        if (inapplicable := missing & ~failed).any():
+            row = int(inapplicable.nonzero()[0, 0])
+            self._warn_once(
+                "inapplicable",
+                f"no part of the reward {self.name} applies to {int(inapplicable.sum())} of "
                 f"{len(rollout)} responses, which leave their groups; the first is row {row}, "
                 f"{shown(rollout.responses[row])}",
-                stacklevel=2,
             )
         outcomes = total.outcomes.masked_fill(missing, 0.0)
         earned = total.steps.masked_fill(total.steps.isnan(), 0.0)
@@ -83,14 +103,23 @@ class Reward(ABC):
             rewards=outcomes + earned.sum(1),
             token_rewards=earned + at_last_token(outcomes, rollout.mask),
             step_rewards=total.steps,
-            reward_parts={name: part.totals for name, part in parts.items()},
+            reward_parts={
+                name: part.totals.masked_fill(failed, torch.nan) for name, part in parts.items()
+            },
             missing=missing,
+            failed=failed,
         )
+
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            # A reward may be a frozen dataclass.
+            object.__setattr__(self, "_warned", self._warned | {about})
+            warnings.warn(message, stacklevel=3)
 
 
 def no_response(reward: Reward) -> str:
     """Return what is wrong with a reward whose values are None for every response."""
     return (
-        f"the reward {reward.name} applied to no response: all its values are None; a response "
-        "that it covers needs a number, such as 0.0"
+        f"the reward {reward.name} applied to no response: all its values are None, or judging "
+        "failed; a response that it covers needs a number, such as 0.0"
     )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_rl.rewards.failed import Failed
 from lit_rl.rewards.steps import Scores, Steps
 from lit_rl.types import Rollout
 
@@ -29,7 +30,7 @@ def checked_scores(name: str, values: Callable[[Rollout], Any], rollout: Rollout
         RuntimeError: if it raises; its exception is the cause.
     """
     try:
-        given = _plain(values(rollout))
+        given = plain(values(rollout))
     except Exception as error:
         raise RuntimeError(f"the reward {name} raised {type(error).__name__}: {error}") from error
     if not isinstance(given, Sequence) or len(given) != len(rollout):
@@ -41,27 +42,46 @@ def checked_scores(name: str, values: Callable[[Rollout], Any], rollout: Rollout
     mask = rollout.mask.cpu()
     outcomes = [0.0] * len(rollout)
     steps = torch.full(mask.shape, torch.nan)
-    for row, value in enumerate(map(_plain, given)):
+    failures: dict[int, str] = {}
+    for row, value in enumerate(map(plain, given)):
+        columns = mask[row].nonzero()[:, 0]
         try:
-            if value is None:
-                outcomes[row] = math.nan
-            elif isinstance(value, Steps | list | tuple):
-                columns = mask[row].nonzero()[:, 0]
-                by_position = _by_position(value, len(columns))
-                steps[row, columns[list(by_position)]] = torch.tensor(list(by_position.values()))
-            else:
-                outcomes[row] = _number(value)
+            checked = checked_value(value, len(columns))
         except ValueError as error:
             raise ValueError(
                 f"the reward {name} gave {shown(value)} for row {row}, whose response is "
                 f"{shown(rollout.responses[row])}; {error}"
             ) from None
+        if isinstance(checked, dict):
+            steps[row, columns[list(checked)]] = torch.tensor(list(checked.values()))
+        elif isinstance(checked, Failed):
+            outcomes[row], failures[row] = math.nan, checked.reason
+        else:
+            outcomes[row] = math.nan if checked is None else checked
     device = rollout.mask.device
     totals = torch.tensor(outcomes, dtype=torch.float32, device=device)
-    return Scores(outcomes=totals, steps=steps.to(device))
+    return Scores(outcomes=totals, steps=steps.to(device), failures=failures)
 
 
-def _plain(value: Any) -> Any:
+def checked_value(value: Any, length: int) -> float | dict[int, float] | Failed | None:
+    """Return what a reward gave one response: an outcome, or the values of its steps by position.
+
+    Args:
+        value: what it gave.
+        length: tokens of the response.
+
+    Raises:
+        ValueError: if it is none of what `Reward` says; the message tells what would be.
+    """
+    if value is None or isinstance(value, Failed):
+        return value
+    if isinstance(value, Steps | list | tuple):
+        return _by_position(value, length)
+    return _number(value)
+
+
+def plain(value: Any) -> Any:
+    """Return an array or tensor as numbers in lists, and anything else as it is."""
     return value.tolist() if isinstance(value, Tensor | np.ndarray) else value
 
 
@@ -87,7 +107,7 @@ def _by_position(value: Any, length: int) -> dict[int, float]:
         length: tokens of the response.
     """
     if isinstance(value, Steps):
-        positions, values = _plain(value.positions), _plain(value.values)
+        positions, values = plain(value.positions), plain(value.values)
         _check_positions(positions, values, length)
     else:
         if len(value) != length:
@@ -107,6 +127,9 @@ def _by_position(value: Any, length: int) -> dict[int, float]:
 
 
 def _check_positions(positions: Any, values: Any, length: int) -> None:
+    for given in (positions, values):
+        if not isinstance(given, Sequence):
+            raise ValueError(f"{shown(given)} of Steps is no list, such as {_example(length)}")
     if len(positions) != len(values):
         raise ValueError(
             f"there are {len(positions)} positions and {len(values)} values, and must be as many "

@@ -1,11 +1,13 @@
 """The steps of a response that a process reward judges, and what a reward gave a rollout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from lit_rl.rewards.failed import Failed
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Steps:
 
 
 # What a reward may say of one response, see `Reward`.
-Value = float | Sequence[float | None] | Steps | None
+Value = float | Sequence[float | None] | Steps | Failed | None
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,12 @@ class Scores:
         outcomes: what each response earned as a whole; 0 where its steps earned everything, NaN
             where the reward does not apply.
         steps: the value of each step at the token that ends it; NaN where no step ends.
+        failures: why judging a response failed, by its row; such a row is NaN in both.
     """
 
     outcomes: Float[Tensor, " rollouts"]
     steps: Float[Tensor, "rollouts tokens"]
+    failures: dict[int, str] = field(default_factory=dict)
 
     @property
     def totals(self) -> Float[Tensor, " rollouts"]:
@@ -52,21 +56,24 @@ class Scores:
 
     def weighted(self, weight: float) -> "Scores":
         """Return the scores times a weight: a step stays a step, whatever the weight."""
-        return Scores(outcomes=weight * self.outcomes, steps=weight * self.steps)
+        return replace(self, outcomes=weight * self.outcomes, steps=weight * self.steps)
 
 
 def summed(scores: Sequence[Scores]) -> Scores:
     """Return the sum of what several parts gave; steps that end at the same token add up.
 
     What does not apply adds nothing; where nothing applies, and where no step ends, it is NaN.
+    Where one of the parts failed, so has the sum.
 
     Args:
         scores: of the same rollout, at least one.
     """
-    return Scores(
-        outcomes=_sum_of_present(torch.stack([part.outcomes for part in scores])),
-        steps=_sum_of_present(torch.stack([part.steps for part in scores])),
-    )
+    outcomes = _sum_of_present(torch.stack([part.outcomes for part in scores]))
+    steps = _sum_of_present(torch.stack([part.steps for part in scores]))
+    failures = {row: reason for part in reversed(scores) for row, reason in part.failures.items()}
+    outcomes[list(failures)] = torch.nan
+    steps[list(failures)] = torch.nan
+    return Scores(outcomes=outcomes, steps=steps, failures=failures)
 
 
 def _sum_of_present(values: Float[Tensor, "parts ..."]) -> Float[Tensor, "..."]:

@@ -15,7 +15,9 @@ CHAT = "chat"
 def check_template(template: str) -> None:
     """Refuse what is neither "chat" nor a text with a place for the response."""
     try:
-        fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+        # A name with its conversion and format, of which a place here has none.
+        places = [place[1:] for place in string.Formatter().parse(template) if place[1] is not None]
+        fields = {f"{name}{form}{conversion or ''}" for name, form, conversion in places}
     except ValueError:
         fields = set()
     if template != CHAT and not {"response"} <= fields <= {"prompt", "response"}:

@@ -4,6 +4,7 @@ import math
 
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.checked_scores import checked_scores
+from lit_rl.rewards.failed import Failed
 from lit_rl.rewards.steps import Scores, summed
 from lit_rl.types import Rollout
 
@@ -11,11 +12,11 @@ from lit_rl.types import Rollout
 class WeightedSum(Reward):
     """The sum over named parts of weight times value.
 
-    A part that does not apply to a response adds nothing to it; where no part applies, the
-    response is missing. The weight of a process reward applies to its steps, and steps of several
-    parts that end at the same token add up; the outcomes of the other parts are no steps. A part
-    may itself be a `WeightedSum`: its parts become parts of this one,
-    with the product of the weights.
+    A part that does not apply to a response adds nothing to it; where no part applies, or one
+    failed, the response is missing. The weight of a process reward applies to its steps, and steps
+    of several parts that end at the same token add up; the outcomes of the other parts are no
+    steps. A part may itself be a `WeightedSum`: its parts become parts of this one, with the
+    product of the weights.
 
     Args:
         parts: the rewards by the name under which they are logged.
@@ -57,6 +58,11 @@ class WeightedSum(Reward):
         for reward in self.rewards.values():
             reward.setup()
 
+    def teardown(self) -> None:
+        """Let each part end what it has begun."""
+        for reward in self.rewards.values():
+            reward.teardown()
+
     def parts(self, rollout: Rollout) -> dict[str, Scores]:
         """Return what each part gives before weighting."""
         return {
@@ -68,7 +74,11 @@ class WeightedSum(Reward):
         """Return the weighted sum of the parts that apply."""
         return summed([part.weighted(self.weights[name]) for name, part in parts.items()])
 
-    def values(self, rollout: Rollout) -> list[float | None]:
+    def values(self, rollout: Rollout) -> list[float | Failed | None]:
         """Return the weighted sum as a number, its steps added up; None where no part applies."""
-        totals = self.total(self.parts(rollout)).totals.tolist()
-        return [None if math.isnan(value) else value for value in totals]
+        total = self.total(self.parts(rollout))
+        failed = {row: Failed(reason) for row, reason in total.failures.items()}
+        return [
+            failed.get(row, None if math.isnan(value) else value)
+            for row, value in enumerate(total.totals.tolist())
+        ]

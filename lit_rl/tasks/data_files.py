@@ -98,7 +98,7 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8: {error}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number too long, brackets too deep
         raise ValueError(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(

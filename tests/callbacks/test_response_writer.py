@@ -31,3 +31,20 @@ def test_each_of_several_ranks_has_its_own_file(trainer, tiny_module, tmp_path, 
 def test_training_leaves_no_file(fit, tiny_module, tmp_path):
     fit(tiny_module(), ResponseWriter(), iterations=1)
     assert not (tmp_path / "predictions.jsonl").exists()
+
+
+def test_a_response_defaces_neither_file_nor_terminal_and_names_no_file(
+    trainer, tiny_module, tmp_path, capsys
+):
+    texts = ["\x1b[2J\x1b]0;title\x07[bold]", "\u2028\u202e\r\n", "../../made", "\ud800<script>"]
+    writer, module = ResponseWriter(), tiny_module()
+    writer.setup(trainer, module, "predict")
+    writer.on_predict_start(trainer, module)
+    rows = [{"response": text} for text in texts]
+    writer.write_on_batch_end(trainer, module, rows, None, None, 0, 0)
+    writer.on_predict_end(trainer, module)
+    lines = (tmp_path / "predictions.jsonl").read_bytes().decode("ascii").splitlines()
+    assert [json.loads(line)["response"] for line in lines] == texts
+    assert all(line.isprintable() for line in lines)
+    assert [file.name for file in tmp_path.iterdir()] == ["predictions.jsonl"]
+    assert capsys.readouterr().out == f"responses: {tmp_path}/predictions.jsonl\n"

@@ -24,6 +24,17 @@ def test_mean_and_std_leave_missing_rewards_out(iterate, make):
     assert logged["reward/missing_fraction"] == 0.25
 
 
+def test_responses_that_judging_failed_on_are_counted_and_left_out(iterate, make):
+    # Of 4 responses, 2 have no reward, 1 of them because judging failed; the mean is of 1 and 3.
+    failed = torch.tensor([False, True, False, False])
+    scored = make.scored([1.0, 0.0, 3.0, 0.0], missing=[1, 3], failed=failed)
+    logged = iterate(RewardMetrics(), scored=scored)
+    assert logged["reward/errors"] == 1.0
+    assert logged["reward/missing_fraction"] == 0.5
+    assert logged["reward/mean"] == 2.0
+    assert iterate(RewardMetrics(), scored=make.scored([1.0, 0.0]))["reward/errors"] == 0.0
+
+
 def test_parts_average_over_the_rows_to_which_they_apply(iterate, make):
     parts = {"maths": [1.0, NAN, 0.0, NAN], "code": [NAN] * 4}
     logged = iterate(RewardMetrics(), scored=make.scored([1.0, 0.0, 0.0, 0.0], parts=parts))

@@ -103,3 +103,9 @@ def test_writes_into_the_run_folder(fit, tiny_module, tmp_path):
     fit(tiny_module(), SampleLog(num_samples=1, every_n_iterations=2), iterations=3)
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 3]
+
+
+def test_a_response_that_reads_as_a_path_is_only_text(log, make, tmp_path):
+    path = str(tmp_path / "made")
+    log(SampleLog(), make.scored([0.0, 1.0], responses=(path, "../made"), prompts=(path, path)))
+    assert [file.name for file in tmp_path.iterdir()] == ["samples.jsonl"]

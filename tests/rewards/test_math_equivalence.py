@@ -8,7 +8,9 @@ from lit_rl.rewards import MathEquivalence
 
 @pytest.fixture(scope="module")
 def reward():
-    return MathEquivalence()
+    reward = MathEquivalence()
+    yield reward
+    reward.teardown()
 
 
 # Reference answer, response, value; decided by arithmetic.
@@ -38,11 +40,21 @@ def test_it_works_outside_the_main_thread(reward, rollout_of):
         assert pool.submit(reward.values, rollout).result() == [1, 0]
 
 
-def test_a_response_that_takes_for_ever_is_counted_and_the_others_are_judged(rollout_of):
+def test_a_response_that_takes_for_ever_is_left_out_and_the_others_are_judged(rollout_of):
     reward = MathEquivalence(timeout_seconds=1.0)
-    rollout = rollout_of(["$2$", "$10^{10^{10}}$", "$2$"], ["2"] * 3)
-    with pytest.warns(UserWarning, match=r"1 of 3 responses could not .* row 1.* within 1.0 s"):
-        assert reward.values(rollout) == [1, 0, 1]
+    rollout = rollout_of(["$2$", "$10^{10^{10}}$", "$3$"], ["2"] * 3)
+    message = r"failed on 1 of 3 .* row 1, .* took longer than timeout_seconds 1.0"
+    with pytest.warns(UserWarning, match=message):
+        scored = reward(rollout)
+    assert scored.rewards.tolist() == [1, 0, 0]
+    assert scored.missing.tolist() == [False, True, False]
+    assert scored.failed.tolist() == [False, True, False]
+
+
+def test_the_run_can_be_made_to_end_instead(rollout_of):
+    strict = MathEquivalence(timeout_seconds=1.0, on_error="raise")
+    with pytest.raises(RuntimeError, match=r"the first is row 0, .* timeout_seconds 1.0"):
+        strict(rollout_of(["$10^{10^{10}}$"], ["2"]))
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_that_shows_it(reward, rollout_of):

@@ -178,3 +178,10 @@ def test_the_example_for_a_response_without_tokens_has_no_step(rollout_of):
     rollout = rollout_of(["a", ""], lengths=[1, 0], columns=columns)
     with pytest.raises(ValueError, match=r"below the 0 tokens .* Steps\(positions=\[\], values="):
         PythonFunction(by_column)(rollout)
+
+
+def test_steps_of_something_else_than_lists_are_refused(scored):
+    steps = Steps([], [])
+    object.__setattr__(steps, "positions", 5)  # past the type checks of the tests
+    with pytest.raises(ValueError, match=r"row 0, .* 5 of Steps is no list, such as Steps\("):
+        scored([2], steps)

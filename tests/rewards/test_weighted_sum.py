@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_rl.rewards import ExactAnswer, Length, PythonFunction, RegexFormat, WeightedSum
+from lit_rl.rewards import ExactAnswer, Failed, Length, PythonFunction, RegexFormat, WeightedSum
 
 
 def by_column(given):
@@ -60,3 +60,19 @@ def test_wrong_weights_and_names_are_refused(nested):
         WeightedSum({})
     with pytest.raises(ValueError, match="two parts are called 'answer'"):
         WeightedSum({"sum": nested, "answer": ExactAnswer()})
+
+
+def test_a_response_on_which_one_part_failed_is_missing_whatever_the_others_say(rollout_of):
+    """Of three right answers, judging fails on the second: no 1 + 0 there."""
+    given = ([0.5, None], Failed("no judge"), [0.25, 0.25])
+    rollout = rollout_of(["8"] * 3, ["8"] * 3, lengths=[2] * 3, columns={"given": given})
+    reward = WeightedSum({"answer": ExactAnswer(), "judge": PythonFunction(by_column)})
+    with pytest.warns(UserWarning, match=r"failed on 1 of 3 .* first is row 1, '8': no judge"):
+        scored = reward(rollout)
+    assert scored.rewards.tolist() == [1.5, 0.0, 1.5]
+    assert scored.token_rewards[1].tolist() == [0.0, 0.0]
+    assert scored.step_rewards[1].isnan().all()
+    assert scored.missing.tolist() == scored.failed.tolist() == [False, True, False]
+    # Neither part counts in the metrics of parts.
+    assert all(part[1].isnan() for part in scored.reward_parts.values())
+    assert reward.values(rollout) == [1.5, Failed("no judge"), 1.5]

@@ -142,3 +142,9 @@ def test_there_is_one_way_to_the_held_out_prompts(write):
         DataFiles(train_file="a.jsonl", held_out_file="b.jsonl", held_out_fraction=0.1)
     with pytest.raises(ValueError, match=r"held_out_fraction 0.01 of 10 different prompts"):
         files(write(ROWS), held_out_fraction=0.01).train()
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "9" * 5_000], ids=["too deep", "too long"])
+def test_json_that_python_does_not_read_is_named(write, line):
+    with pytest.raises(ValueError, match=r"prompts.jsonl, line 2 is not JSON"):
+        files(write([ROWS[0], line])).train()
