@@ -1,8 +1,9 @@
-"""What happens around an iteration: metrics, samples, checkpoints, export, progress."""
+"""What happens around an iteration: metrics, samples, checkpoints, export, progress, health."""
 
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.callbacks.critic_metrics import CriticMetrics
 from lit_rl.callbacks.entropy_controller import EntropyController
+from lit_rl.callbacks.health_monitor import HealthMonitor
 from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
 from lit_rl.callbacks.iteration_checkpoint import IterationCheckpoint
 from lit_rl.callbacks.iteration_progress_bar import IterationProgressBar
@@ -24,6 +25,7 @@ __all__ = [
     "CriticMetrics",
     "EntropyController",
     "FixedKL",
+    "HealthMonitor",
     "HuggingFaceExport",
     "IterationCheckpoint",
     "IterationProgressBar",

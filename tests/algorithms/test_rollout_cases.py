@@ -10,7 +10,7 @@ from datasets import Dataset
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_rl.algorithms import GRPO, PPO
-from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback
+from lit_rl.callbacks import HealthMonitor, RatioMetrics, RewardMetrics, RLCallback
 from lit_rl.functional import kl_k3
 from lit_rl.generation import SamplingSettings
 from lit_rl.models import PolicyBackbone, RandomCausalLM, SharedTrunk
@@ -79,7 +79,9 @@ def test_equal_rewards_change_nothing_and_are_reported(algorithm, fit, weights, 
     before = weights(module)
     recorder = Recorder()
     with pytest.warns(UserWarning, match="for 2 iterations in a row all rewards within each group"):
-        trainer = fit(module, callbacks=[recorder, RewardMetrics(patience=2), RatioMetrics()])
+        trainer = fit(
+            module, callbacks=[recorder, RewardMetrics(), RatioMetrics(), HealthMonitor(patience=2)]
+        )
     assert torch.equal(weights(module), before)
     assert [(float(u.loss), u.grad_norms["actor"]) for u in recorder.updates] == [(0.0, 0.0)] * 4
     assert trainer.callback_metrics["reward/zero_std_group_fraction"] == 1.0
