@@ -13,6 +13,7 @@ from lit_rl.callbacks.ratio_metrics import RatioMetrics
 from lit_rl.callbacks.reference_sync import ReferenceSync
 from lit_rl.callbacks.response_writer import ResponseWriter
 from lit_rl.callbacks.reward_metrics import RewardMetrics
+from lit_rl.callbacks.run_plan import RunPlan
 from lit_rl.callbacks.run_summary import RunSummary
 from lit_rl.callbacks.sample_log import SampleLog
 from lit_rl.callbacks.stop_on_interrupt import StopOnInterrupt
@@ -37,6 +38,7 @@ __all__ = [
     "ReferenceSync",
     "ResponseWriter",
     "RewardMetrics",
+    "RunPlan",
     "RunSummary",
     "SampleLog",
     "StopOnInterrupt",
