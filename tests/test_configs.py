@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 
-from lit_rl.callbacks.suspicious_settings import suspicious_settings
 from lit_rl.cli import RLCLI
 from lit_rl.models import LoRA, RandomCausalLM, SmolLM2, save_pretrained
 
@@ -58,14 +57,6 @@ def test_configuration_trains_for_two_iterations(file):
     cli = RLCLI(CONFIGS / "base.yaml", ["fit", *arguments])
     assert cli.model.iteration == 2
     assert cli.trainer.global_step == 2 * cli.model.steps_per_iteration
-    suspicious = suspicious_settings(cli.trainer, cli.model)
-    # One update per rollout leaves the clip of GRPO nothing to do, as the file is meant to.
-    single = file.name in {"single.yaml", "trl.yaml"} or "update/single.yaml" in COMPANIONS.get(
-        file.name, []
-    )
-    if file.name != "smollm2_ppo.yaml":  # its critic warms up for longer than two iterations
-        assert len(suspicious) == int(single), suspicious
-        assert all("with one update per rollout every ratio is 1" in s for s in suspicious)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parent.name == "algorithm"])

@@ -32,7 +32,7 @@ def formula(choice: Any) -> str:
     for field in fields(choice):
         value = getattr(choice, field.name)
         shown = formula(value) if is_dataclass(value) else _number(value)
-        inserted = re.sub(rf"\b{field.name}\b", lambda _, shown=shown: shown, text)
+        inserted = re.sub(rf"\b{field.name}\b", shown.replace("\\", r"\\"), text)
         if inserted == text and value is not None:
             rest.append(f"{field.name} = {shown}")
         text = inserted

@@ -74,7 +74,7 @@ class HealthMonitor(RLCallback):
         max_entropy_factor: float | None = 2.0,
         max_reference_kl: float | None = 0.5,
         max_update_kl: float | None = 0.1,
-        max_clip_fraction: float | None = 0.5,
+        max_clip_fraction: float | None = 0.65,
         max_truncated_fraction: float | None = 0.9,
         max_length_factor: float | None = 3.0,
         min_explained_variance: float | None = -0.1,

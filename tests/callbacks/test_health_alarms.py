@@ -39,10 +39,10 @@ WRONG = {
     "entropy_rise": ({"policy/entropy": 1.01}, {"policy/entropy": 0.99}),
     "reference_kl": ({"kl/reference_k1": 0.51}, {"kl/reference_k1": 0.49}),
     "update_kl": ({"ratio/approx_kl_k3": 0.11}, {"ratio/approx_kl_k3": 0.09}),
-    # The three sides add up: 0.3 + 0.1 + 0.11.
+    # The three sides add up: 0.5 + 0.1 + 0.06.
     "clipping": (
-        {"ratio/clip_low_fraction": 0.3, "ratio/dual_clip_fraction": 0.11},
-        {"ratio/clip_low_fraction": 0.3, "ratio/dual_clip_fraction": 0.09},
+        {"ratio/clip_low_fraction": 0.5, "ratio/dual_clip_fraction": 0.06},
+        {"ratio/clip_low_fraction": 0.5, "ratio/dual_clip_fraction": 0.04},
     ),
     "truncation": (
         {"response/truncated_fraction": 0.91},
@@ -224,4 +224,4 @@ def test_healthy_runs_ring_nothing(watched, file, recwarn):
     assert not recwarn.list
     # It is a whole run that learns.
     assert run.module.iteration >= 30
-    assert accuracies[-1] > accuracies[0] + 0.4
+    assert accuracies[-1] > max(0.9, accuracies[0])

@@ -1,5 +1,8 @@
 """What an alarm does, and what a checkpoint keeps of it."""
 
+import inspect
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.callbacks import CriticMetrics, HealthMonitor, RatioMetrics, RewardMetrics
 
+PAGE = Path(__file__).parents[2] / "docs" / "health.md"
 SOUND = {"loss": 0.1, "reward/mean": 0.3, "policy/entropy": 0.5, "ratio/approx_kl_k3": 0.01}
 MOVES = SOUND | {"ratio/approx_kl_k3": 0.2}  # too far, for which a lower learning rate is a cure
 SETTLED = SOUND | {"policy/entropy": 0.001}  # it is none for a policy that has stopped to explore
@@ -137,6 +141,32 @@ def test_a_checkpoint_of_other_alarms_is_no_hindrance(watched):
     resumed.monitor.load_state_dict(run.monitor.state_dict())
     resumed.iterate(*[MOVES] * 5)
     assert resumed.monitor.rung == []
+
+
+def documented():
+    """The rows of docs/health.md: alarm, argument, default, when, whether it lowers the rate."""
+    lines = re.findall(r"^\| `.*$", PAGE.read_text(), re.M)
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines]
+    return {row[0]: row[2:] for row in cells if len(row) == 6}
+
+
+def test_the_table_in_the_documentation_has_every_alarm_and_every_threshold():
+    parameters = inspect.signature(HealthMonitor.__init__).parameters
+    table, alarms = documented(), {alarm.name: alarm for alarm in HealthMonitor().alarms}
+    assert table.keys() == {*alarms, "held_out"}
+    for argument, default, _, _ in table.values():
+        assert argument == default == "-" or float(default) == parameters[argument].default
+    arguments = {row[0] for row in table.values()} - {"-"}
+    assert arguments == {name for name in parameters if name.startswith(("min_", "max_"))}
+
+
+def test_the_table_says_which_alarms_wait_and_which_lower_the_learning_rate():
+    table = documented()
+    for alarm in HealthMonitor().alarms:
+        _, _, rings, lowers = table[alarm.name]
+        assert (rings == "at once") == (alarm.patience == 1)
+        assert (lowers == "yes") == alarm.too_fast
+    assert "patience (5)" in PAGE.read_text().replace("`", "")
 
 
 THRESHOLDS = [

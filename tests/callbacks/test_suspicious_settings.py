@@ -1,5 +1,7 @@
 """Each combination that is as a rule not meant gives a sentence, and its neighbour none."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from lit_rl.aggregations import FixedLength, SequenceMean, TokenMean
 from lit_rl.algorithms import GRPO, GSPO, PPO, TRPO, PenalizedTRPO, RLModule, SamplerLogProbs
 from lit_rl.callbacks import AdaptiveKL, FixedKL, LinearKL, StopOnKL
 from lit_rl.callbacks.suspicious_settings import suspicious_settings
+from lit_rl.cli import RLCLI
 from lit_rl.generation import SamplingSettings
 from lit_rl.kl_penalties import KLInReward
 from lit_rl.models import RandomCausalLM
@@ -18,6 +21,9 @@ from lit_rl.policy_losses import (
     Surrogate,
 )
 from lit_rl.rewards import ExactAnswer
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+ALGORITHMS = sorted(file.name for file in (CONFIGS / "algorithm").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -151,3 +157,53 @@ def test_filters_of_the_sampler(suspicious):
     # The temperature alone is that of the log-probs of the update, too.
     assert suspicious(sampling=SamplingSettings(temperature=0.7)) == []
     assert only(suspicious(sampling=SamplingSettings(greedy=True))).startswith("sampling is greedy")
+
+
+@pytest.fixture
+def sentences_of(tmp_path, monkeypatch):
+    """Return what is said of configurations upon the base, without a run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RLCLI, "_run_subcommand", lambda cli, subcommand: None)
+    monkeypatch.setattr(RLModule, "num_iterations", 100)
+
+    def of(*files):
+        stack = [text for file in files for text in ("--config", str(CONFIGS / file))]
+        cli = RLCLI(CONFIGS / "base.yaml", ["fit", *stack])
+        cli.trainer.strategy.optimizers = [
+            cli.model.optimizer([{"params": [torch.zeros(1)], "name": "actor"}])
+        ]
+        cli.model.trainer = cli.trainer
+        return suspicious_settings(cli.trainer, cli.model)
+
+    return of
+
+
+@pytest.mark.parametrize("file", ALGORITHMS)
+def test_nothing_is_said_of_the_configurations_of_algorithms(sentences_of, file):
+    assert sentences_of(f"algorithm/{file}") == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "file", "says_so"),
+    [
+        ("grpo", "compat/verl.yaml", False),
+        ("ppo", "compat/verl_ppo.yaml", False),
+        ("ppo", "update/smollm2_ppo.yaml", False),
+        # One update per rollout leaves the clip of GRPO nothing to do, as the files are meant to.
+        ("grpo", "compat/trl.yaml", True),
+        ("grpo", "update/single.yaml", True),
+    ],
+)
+def test_one_update_per_rollout_is_what_is_said_of_others(sentences_of, algorithm, file, says_so):
+    sentences = sentences_of(f"algorithm/{algorithm}.yaml", file)
+    assert [s[:31] for s in sentences] == ["with one update per rollout eve"] * says_so
+
+
+def test_a_filter_on_top_of_a_configuration_is_said(sentences_of, tmp_path):
+    file = tmp_path / "filter.yaml"
+    file.write_text(
+        "model: {init_args: {sampling: {top_p: 0.9}, optimizer: {init_args: {lr: 0.0}}}}"
+    )
+    rate, filters = sentences_of("algorithm/grpo.yaml", file)
+    assert rate.startswith("the learning rate of the actor is 0")
+    assert filters.startswith("responses are drawn with top_p 0.9,")
