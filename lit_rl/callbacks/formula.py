@@ -14,7 +14,8 @@ def formula(choice: Any) -> str:
 
     The equation is the first paragraph of the docstring of the function that the docstring of the
     class names in its first line, or else that line itself. Settings that it does not name follow
-    in brackets. What has no docstring is shown as it represents itself.
+    in brackets; a name before a bracket is a function. What has no docstring is shown as it
+    represents itself.
 
     Args:
         choice: an advantage estimator, a loss, an aggregation, a shaping or a correction; usually a
@@ -32,7 +33,7 @@ def formula(choice: Any) -> str:
     for field in fields(choice):
         value = getattr(choice, field.name)
         shown = formula(value) if is_dataclass(value) else _number(value)
-        inserted = re.sub(rf"\b{field.name}\b", shown.replace("\\", r"\\"), text)
+        inserted = re.sub(rf"\b{field.name}\b(?!\()", shown.replace("\\", r"\\"), text)
         if inserted == text and value is not None:
             rest.append(f"{field.name} = {shown}")
         text = inserted

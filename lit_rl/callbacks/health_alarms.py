@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from lit_rl.callbacks.metric_history import MetricHistory
 
-COMPARED = ("reward/mean", "policy/entropy", "response/length_mean", "grad_norm")
+SKIPPED = "skipped_updates"
+"""Counts the updates of a run that were left out because loss or gradient were not finite."""
+
+COMPARED = ("reward/mean", "policy/entropy", "response/length_mean", "grad_norm", SKIPPED)
 """The metrics whose history alarms read."""
 
 FINITE = ("loss", "grad_norm", "critic/grad_norm")
@@ -249,18 +252,20 @@ def sampler(max_difference: float) -> Alarm:
 
 
 def not_finite() -> Alarm:
-    """A loss or a gradient norm is no number."""
+    """A loss or a gradient norm is no number, or an update was left out for that."""
 
     def quantity(reading: Reading) -> float:
         values = [reading.metrics[name] for name in FINITE if name in reading.metrics]
-        return float(sum(not math.isfinite(value) for value in values))
+        counts = [0.0, *reading.history.last[SKIPPED]]
+        skipped = counts[-1] - counts[-2] if len(counts) > 1 else 0.0
+        return max(skipped, float(sum(not math.isfinite(value) for value in values)))
 
     return Alarm(
         "not_finite",
         quantity,
         lambda number, reading: number > 0,
         1,
-        "{value} of loss and gradient norms is no finite number: a reward, a log-prob or an "
+        "loss or gradient norm is no finite number ({value} of them): a reward, a log-prob or an "
         "activation has overflowed; look at reward/std, ratio/max and sampler/abs_difference_max "
         "of this iteration and the one before, and lower the learning rate or use float32",
         too_fast=True,

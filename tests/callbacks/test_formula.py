@@ -21,6 +21,7 @@ from lit_rl.policy_losses import (
     SequenceClipped,
 )
 from lit_rl.reward_shaping import ClipReward
+from lit_rl.value_losses import ClippedSquaredError
 
 
 def test_numbers_stand_in_the_place_of_settings():
@@ -32,6 +33,11 @@ def test_numbers_stand_in_the_place_of_settings():
     )
     assert formula(FixedLength(length=8)).startswith("sum over tokens / (sequences * 8)")
     assert formula(ClipReward(-1.0, 1.0)).startswith("reward = min(max(reward, -1), 1)")
+
+
+def test_a_function_of_the_name_of_a_setting_stays_one():
+    text = formula(ClippedSquaredError(clip=0.3))
+    assert text.startswith("clipped_value_loss = 0.5 * max((V - R)^2, (clip(V, V_old - 0.3, ")
 
 
 def test_settings_that_the_equation_does_not_name_follow_and_unset_ones_do_not():

@@ -184,6 +184,23 @@ def test_a_loss_or_norm_that_is_no_number_rings_at_once(sound, name, value):
     assert rung(run) == ["not_finite"]
 
 
+def test_an_update_that_was_left_out_rings_when_it_is_counted(sound):
+    run = sound()
+    run.iterate(*[SOUND | {"skipped_updates": 0.0}] * 2)
+    assert rung(run) == []
+    run.iterate(SOUND | {"skipped_updates": 1.0})
+    assert rung(run) == ["not_finite"]
+
+
+def test_updates_that_were_left_out_long_ago_are_no_alarm(watched, recwarn):
+    """As in a run that is resumed behind them, whose history is in its checkpoint."""
+    first, resumed = HealthMonitor(), HealthMonitor()
+    first.history.add({"skipped_updates": 2.0})
+    resumed.load_state_dict(first.state_dict())
+    watched(resumed).iterate(*[SOUND | {"skipped_updates": 2.0}] * 3)
+    assert not recwarn.list
+
+
 def test_metrics_that_are_not_logged_are_no_alarm(watched, recwarn):
     run = watched(HealthMonitor())
     run.iterate(*[{"loss": 0.1}] * 30)
