@@ -1,8 +1,9 @@
-"""What happens around an iteration: metrics, samples, checkpoints, export, progress."""
+"""What happens around an iteration: metrics, samples, checkpoints, export, progress, health."""
 
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.callbacks.critic_metrics import CriticMetrics
 from lit_rl.callbacks.entropy_controller import EntropyController
+from lit_rl.callbacks.health_monitor import HealthMonitor
 from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
 from lit_rl.callbacks.iteration_checkpoint import IterationCheckpoint
 from lit_rl.callbacks.iteration_progress_bar import IterationProgressBar
@@ -12,6 +13,7 @@ from lit_rl.callbacks.ratio_metrics import RatioMetrics
 from lit_rl.callbacks.reference_sync import ReferenceSync
 from lit_rl.callbacks.response_writer import ResponseWriter
 from lit_rl.callbacks.reward_metrics import RewardMetrics
+from lit_rl.callbacks.run_plan import RunPlan
 from lit_rl.callbacks.run_summary import RunSummary
 from lit_rl.callbacks.sample_log import SampleLog
 from lit_rl.callbacks.stop_on_interrupt import StopOnInterrupt
@@ -24,6 +26,7 @@ __all__ = [
     "CriticMetrics",
     "EntropyController",
     "FixedKL",
+    "HealthMonitor",
     "HuggingFaceExport",
     "IterationCheckpoint",
     "IterationProgressBar",
@@ -35,6 +38,7 @@ __all__ = [
     "ReferenceSync",
     "ResponseWriter",
     "RewardMetrics",
+    "RunPlan",
     "RunSummary",
     "SampleLog",
     "StopOnInterrupt",

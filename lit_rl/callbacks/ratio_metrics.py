@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_rl.algorithms.hooks import RLCallback
@@ -33,16 +32,10 @@ class RatioMetrics(RLCallback):
 
     Where the algorithm has a sampler correction, its weights are logged too, over the tokens of
     every optimizer step. They are the same in every epoch, so more epochs change nothing.
-
-    Args:
-        max_difference: warn once when the log-probs of sampler and trainer differ by more than this
-            at some token, in nats.
     """
 
-    def __init__(self, max_difference: float = 1.0) -> None:
-        self.max_difference = max_difference
+    def __init__(self) -> None:
         self._statistics: Statistics
-        self._warned = False
 
     def on_rollout(
         self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
@@ -98,14 +91,3 @@ class RatioMetrics(RLCallback):
             values["sampler/weight_mean"] = of["weight"].mean
             values["sampler/masked_fraction"] = of["without_weight"].mean
         module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
-        self._warn_of_difference(values["sampler/abs_difference_max"])
-
-    def _warn_of_difference(self, difference: float) -> None:
-        if difference > self.max_difference and not self._warned:
-            self._warned = True
-            rank_zero_warn(
-                f"log-probs of the sampler and of the trainer differ by up to {difference:.3g} "
-                "nats for the same tokens and weights: they do not see the same policy. Look for "
-                "another precision, temperature or attention in the generator; RecomputedLogProbs "
-                "as old_log_probs keeps the difference out of the ratios"
-            )

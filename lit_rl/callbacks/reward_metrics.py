@@ -1,6 +1,5 @@
 """What the responses of an iteration earned, how long they were, and what the policy is like."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -35,25 +34,15 @@ class RewardMetrics(RLCallback):
     Rewards and lengths are those of every response that was sampled, in each round of sampling;
     entropy and KL are those of the responses that are trained on.
 
-    It warns, once each, of three things that end in a run that learns nothing: all responses are
-    cut off, all rewards within each group of two or more are equal, or the KL to the reference is
-    negative.
-
-    Args:
-        patience: iterations in a row without two different rewards in any group after which to
-            warn.
+    It warns once if the KL to the reference is clearly negative, which no KL is. What else may go
+    wrong with these numbers is watched by `HealthMonitor`.
     """
 
-    def __init__(self, patience: int = 5) -> None:
-        if patience < 1:
-            raise ValueError(f"patience is {patience} iterations, must be at least 1")
-        self.patience = patience
+    def __init__(self) -> None:
         self._statistics: Statistics
         self._begun = False
         self._parts: tuple[str, ...] = ()
-        self._compares = False
-        self._silent_iterations = 0
-        self._warned: set[str] = set()
+        self._warned = False
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
@@ -78,7 +67,6 @@ class RewardMetrics(RLCallback):
 
     def _begin(self, scored: ScoredRollout) -> None:
         self._parts = tuple(scored.reward_parts)
-        self._compares = scored.group_size > 1  # a group of one has nothing to compare
         if clash := OWN_NAMES & set(self._parts):
             raise ValueError(
                 f"a reward is called {sorted(clash)}, but reward/{min(clash)} is a metric of all "
@@ -125,34 +113,13 @@ class RewardMetrics(RLCallback):
             values["kl/reference_k1"] = of["k1"].mean
             values["kl/reference_k3"] = of["k3"].mean
         module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
-        self._warn(of)
+        self._warn_of_negative_kl(of["k1"])
 
-    def _warn(self, of: Mapping[str, Summary]) -> None:
-        silent = self._compares and of["zero_std_group"].mean == 1
-        self._silent_iterations = self._silent_iterations + 1 if silent else 0
-        kl = of["k1"]
-        self._warn_once(
-            "truncated",
-            of["truncated"].mean == 1,
-            "every response was cut off at the limit, so no reward may ever see a finished answer: "
-            "raise max_new_tokens, or look whether the policy can produce an end token",
-        )
-        self._warn_once(
-            "silent",
-            self._silent_iterations >= self.patience,
-            f"for {self.patience} iterations in a row all rewards within each group were equal: "
-            "group advantages are then 0 and nothing is learnt. Look at the samples: the task may "
-            "be too hard or too easy, or the reward may read the answer wrongly",
-        )
-        self._warn_once(
-            "negative",
-            kl.mean < NEGATIVE_KL - 3 * kl.standard_error,
-            f"the KL of the policy to the reference is {kl.mean:.3g} nats per token, but a KL is "
-            "not negative: responses were not drawn from the policy as it is trained. Look for "
-            "top-k, top-p, min-p, min_new_tokens or a forced token in sampling",
-        )
-
-    def _warn_once(self, about: str, condition: bool, message: str) -> None:
-        if condition and about not in self._warned:
-            self._warned.add(about)
-            rank_zero_warn(message)
+    def _warn_of_negative_kl(self, kl: Summary) -> None:
+        if kl.mean < NEGATIVE_KL - 3 * kl.standard_error and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"the KL of the policy to the reference is {kl.mean:.3g} nats per token, but a KL "
+                "is not negative: responses were not drawn from the policy as it is trained. Look "
+                "for top-k, top-p, min-p, min_new_tokens or a forced token in sampling"
+            )

@@ -10,7 +10,7 @@ from datasets import Dataset
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_rl.algorithms import GRPO, PPO
-from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback
+from lit_rl.callbacks import HealthMonitor, RatioMetrics, RewardMetrics, RLCallback
 from lit_rl.functional import kl_k3
 from lit_rl.generation import SamplingSettings
 from lit_rl.models import PolicyBackbone, RandomCausalLM, SharedTrunk
@@ -79,7 +79,9 @@ def test_equal_rewards_change_nothing_and_are_reported(algorithm, fit, weights, 
     before = weights(module)
     recorder = Recorder()
     with pytest.warns(UserWarning, match="for 2 iterations in a row all rewards within each group"):
-        trainer = fit(module, callbacks=[recorder, RewardMetrics(patience=2), RatioMetrics()])
+        trainer = fit(
+            module, callbacks=[recorder, RewardMetrics(), RatioMetrics(), HealthMonitor(patience=2)]
+        )
     assert torch.equal(weights(module), before)
     assert [(float(u.loss), u.grad_norms["actor"]) for u in recorder.updates] == [(0.0, 0.0)] * 4
     assert trainer.callback_metrics["reward/zero_std_group_fraction"] == 1.0
@@ -174,8 +176,10 @@ def test_an_end_token_at_once_is_a_text_to_reward_and_a_token_to_train(algorithm
 
 def test_a_warning_says_that_every_response_is_cut_off(algorithm, fit):
     sampling = SamplingSettings(max_new_tokens=3, min_new_tokens=3)
-    with pytest.warns(UserWarning, match="every response was cut off at the limit"):
-        trainer = fit(algorithm(sampling=sampling), callbacks=[RewardMetrics()])
+    # Two iterations are the start of the run themselves, above which no reward has risen.
+    callbacks = [RewardMetrics(), RatioMetrics(), HealthMonitor(patience=2)]
+    with pytest.warns(UserWarning, match="a share of 1 of the responses is cut off at the limit"):
+        trainer = fit(algorithm(sampling=sampling), callbacks=callbacks)
     assert trainer.callback_metrics["response/truncated_fraction"] == 1.0
 
 

@@ -1,10 +1,12 @@
 """Rollouts with numbers chosen by hand, and a module that runs the hooks without a model."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from lit_rl.algorithms.hooks import call_hooks
@@ -293,3 +295,48 @@ def fit(tmp_path):
         return trainer
 
     return run
+
+
+class StillTrainer(L.Trainer):
+    """A trainer that trains nothing, whose metrics are given."""
+
+    callback_metrics = None
+
+
+class Watched:
+    """A run of which only the metrics are there: each iteration is a dictionary of them."""
+
+    def __init__(self, folder, monitor, group_size_needed=2, **attributes):
+        self.monitor = monitor
+        self.trainer = StillTrainer(accelerator="cpu", logger=False, default_root_dir=folder)
+        self.trainer.callback_metrics = {}
+        self.trainer.state.fn = TrainerFn.FITTING
+        self.module = SimpleNamespace(
+            iteration=0,
+            advantage=SimpleNamespace(min_group_size=group_size_needed),
+            evaluation=SimpleNamespace(success_reward=1.0),
+            max_grad_norm=1.0,
+        )
+        vars(self.module).update(attributes)
+
+    def iterate(self, *rows):
+        for row in rows:
+            self.module.iteration += 1
+            self._log(row)
+            self.monitor.on_train_batch_start(self.trainer, self.module, None, 0)
+            self.monitor.on_train_batch_end(self.trainer, self.module, None, None, 0)
+
+    def validate(self, accuracy, standard_error=0.01):
+        name = "val/greedy_accuracy"
+        self._log({name: accuracy, f"{name}_standard_error": standard_error})
+        self.monitor.on_validation_end(self.trainer, self.module)
+
+    def _log(self, metrics):
+        self.trainer.callback_metrics |= {
+            name: torch.tensor(value) for name, value in metrics.items()
+        }
+
+
+@pytest.fixture
+def watched(tmp_path):
+    return partial(Watched, tmp_path)

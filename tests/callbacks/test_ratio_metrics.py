@@ -194,15 +194,3 @@ def test_an_iteration_without_tokens_logs_the_same_keys(make, iterate):
     empty = iterate(RatioMetrics(), make.update())
     assert list(empty) == keys
     assert all(math.isnan(value) for value in empty.values())
-
-
-def test_warns_once_when_sampler_and_trainer_see_different_policies(make, iterate, recwarn):
-    callback = RatioMetrics(max_difference=1.0)
-    experience = make.experience([[1]], old=[[-1.0]], sampler=[[-1.0]])
-    iterate(callback, make.update((experience, [[-2.0]])))
-    assert not recwarn.list
-    for _ in range(2):
-        iterate(callback, make.update((experience, [[-2.5]])))
-    assert [str(w.message)[:9] for w in recwarn.list if "1.5 nats" in str(w.message)] == [
-        "log-probs"
-    ]

@@ -143,39 +143,6 @@ def test_iterations_do_not_mix(iterate, make):
     assert (logged["reward/mean"], logged["response/length_max"]) == (0.5, 2)
 
 
-def test_warns_once_when_every_response_is_truncated(iterate, make, recwarn):
-    callback = RewardMetrics()
-    truncated = make.scored([0.0, 1.0], finished=torch.tensor([False, False]))
-    half = make.scored([0.0, 1.0], finished=torch.tensor([True, False]))
-    iterate(callback, scored=half)
-    assert not recwarn.list
-    iterate(callback, scored=truncated)
-    iterate(callback, scored=truncated)
-    (message,) = messages(recwarn)
-    assert "max_new_tokens" in message
-
-
-def test_warns_once_when_no_group_has_signal_for_several_iterations(iterate, make, recwarn):
-    callback = RewardMetrics(patience=2)
-    equal, different = make.scored([3.0] * 4), make.scored([3.0, 3.0, 3.0, 4.0])
-    for scored in (equal, different, equal):
-        iterate(callback, scored=scored)
-    assert not recwarn.list
-    for _ in range(3):
-        iterate(callback, scored=equal)
-    (message,) = messages(recwarn)
-    assert message.startswith("for 2 iterations in a row all rewards within each group were equal")
-
-
-def test_groups_of_one_are_nothing_to_warn_of(iterate, make, recwarn):
-    """They are equal by themselves, and PPO learns from them."""
-    callback = RewardMetrics(patience=2)
-    for _ in range(4):
-        logged = iterate(callback, scored=make.scored([0.0, 1.0, 2.0], group_size=1))
-    assert logged["reward/zero_std_group_fraction"] == 1
-    assert not recwarn.list
-
-
 def test_warns_when_the_kl_is_clearly_negative(iterate, make, recwarn):
     module = make.module(uses_reference=True)
     callback = RewardMetrics()
@@ -199,8 +166,3 @@ def test_a_reward_that_hides_a_metric_is_refused(iterate, make):
     scored = make.scored([0.0, 1.0], parts={"mean": [0.0, 1.0]})
     with pytest.raises(ValueError, match="such as mean_reward"):
         iterate(RewardMetrics(), scored=scored)
-
-
-def test_patience_below_one_is_refused():
-    with pytest.raises(ValueError, match="patience is 0"):
-        RewardMetrics(patience=0)

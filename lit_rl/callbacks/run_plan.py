@@ -1,0 +1,75 @@
+"""What a run is, in a few lines before it begins."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from rich.table import Table
+
+from lit_rl.callbacks.batch_ledger import BatchLedger
+from lit_rl.callbacks.formula import algorithm_formulas
+from lit_rl.callbacks.kl_controllers import KLController
+from lit_rl.callbacks.suspicious_settings import suspicious_settings
+from lit_rl.callbacks.terminal import cell, console
+
+CHARACTERS = 400
+
+
+class RunPlan(Callback):
+    """Prints the algorithm as formulas with its numbers and the batch ledger, before training.
+
+    The formulas are those of the docstrings of the choices. A combination of settings that is
+    allowed, but as a rule not meant, is warned of in one sentence; docs/health.md lists them.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Say what begins."""
+        if trainer.is_global_zero:
+            formulas = algorithm_formulas(pl_module, first_kl_coef(trainer, pl_module))
+            console().print(plan_table(type(pl_module).__name__, formulas))
+            if (ledger := batch_ledger(trainer, pl_module)) is not None:
+                console().print(plan_table("batches", ledger.lines()))
+        for sentence in suspicious_settings(trainer, pl_module):
+            rank_zero_warn(sentence)
+
+
+def first_kl_coef(trainer: Trainer, module: Any) -> float:
+    """Return the weight of the KL in the first iteration, which a controller may set."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, KLController):
+            return callback.coefficient(module.iteration)
+    return float(module.kl_coef)
+
+
+def batch_ledger(trainer: Trainer, module: Any) -> BatchLedger | None:
+    """Return the counts of a run; None where the data are no `PromptDataModule`."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if datamodule is None:
+        return None
+    return BatchLedger(
+        prompts=datamodule.batch_size,
+        group_size=module.group_size,
+        epochs=module.update_epochs,
+        minibatches=module.num_minibatches,
+        ranks=trainer.world_size,
+        longest_row=datamodule.max_prompt_tokens + module.sampling.max_new_tokens,
+        micro_batch_tokens=module.micro_batch_tokens,
+        iterations=module.num_iterations,
+        rounds=getattr(module, "max_rounds", 1),
+    )
+
+
+def plan_table(title: str, lines: Mapping[str, str]) -> Table:
+    """Return named lines as a table without a head.
+
+    Args:
+        title: what they are of.
+        lines: texts by name.
+    """
+    table = Table(title=title, title_justify="left", show_header=False, min_width=len(title))
+    table.add_column("name", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    for name, text in lines.items():
+        table.add_row(cell(name, CHARACTERS), cell(text, CHARACTERS))
+    return table
