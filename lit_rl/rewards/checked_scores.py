@@ -43,16 +43,17 @@ def checked_scores(name: str, values: Callable[[Rollout], Any], rollout: Rollout
     outcomes = [0.0] * len(rollout)
     steps = torch.full(mask.shape, torch.nan)
     failures: dict[int, str] = {}
+    lengths = mask.sum(1).tolist()
     for row, value in enumerate(map(plain, given)):
-        columns = mask[row].nonzero()[:, 0]
         try:
-            checked = checked_value(value, len(columns))
+            checked = checked_value(value, lengths[row])
         except ValueError as error:
             raise ValueError(
                 f"the reward {name} gave {shown(value)} for row {row}, whose response is "
                 f"{shown(rollout.responses[row])}; {error}"
             ) from None
         if isinstance(checked, dict):
+            columns = mask[row].nonzero()[:, 0]
             steps[row, columns[list(checked)]] = torch.tensor(list(checked.values()))
         elif isinstance(checked, Failed):
             outcomes[row], failures[row] = math.nan, checked.reason
