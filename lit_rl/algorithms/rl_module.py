@@ -325,7 +325,8 @@ class RLModule(L.LightningModule):
     @property
     def raw_optimizer(self) -> Any:
         """The optimizer itself, or the engine's; steps go through `optimizers()`."""
-        return self.optimizers(use_pl_optimizer=False)
+        (optimizer,) = self.trainer.strategy.optimizers
+        return optimizer
 
     @property
     def scheduler(self) -> LambdaLR:

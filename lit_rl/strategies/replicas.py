@@ -98,5 +98,5 @@ def joined(part: Tensor, shape: torch.Size) -> Tensor:
         shape: of the whole.
     """
     whole = part.new_empty(distributed.get_world_size() * part.numel())
-    distributed.all_gather_into_tensor(whole, part)
+    distributed.all_gather([*whole.chunk(distributed.get_world_size())], part)
     return whole[: shape.numel()].view(shape)

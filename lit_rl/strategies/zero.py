@@ -11,7 +11,9 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -79,6 +81,19 @@ class DeepSpeed(DeepSpeedStrategy):
                 "configs/strategy/fsdp2.yaml, or ddp.yaml"
             )
         super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Hand batches over as they are."""
+        self.precision_plugin = BatchesAsTheyAre(self.precision_plugin.precision)
+        super().setup(trainer)
+
+
+class BatchesAsTheyAre(DeepSpeedPrecision):
+    """The precision of DeepSpeed, whose conversion of batches cannot handle a frozen container."""
+
+    def convert_input(self, data: Any) -> Any:
+        """Return a batch as it is: it holds token ids, texts and numbers of the task."""
+        return data
 
 
 def engine_config(stage: int, offload: bool, persistence_threshold: int) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Runs every scenario in one process of one or two; the tests compare what the processes saw.
 
-    WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=... python worker.py FOLDER
+    WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=... python worker.py FOLDER [STRATEGY/SCENARIO ...]
 
-writes `FOLDER/2-0.pt`: by scenario what this process rolled out, trained and logged.
+writes `FOLDER/2-0.pt`: by scenario what this process rolled out, trained and logged. Without names
+all scenarios are run under DDP.
 """
 
 import os
@@ -17,7 +18,7 @@ from typing import Any
 import lightning as L
 import torch
 from datasets import Dataset
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from lit_rl.advantages import LeaveOneOut, MovingAverage, ReturnToGo
 from lit_rl.advantages.base import AdvantageEstimator
@@ -49,6 +50,7 @@ from lit_rl.kl_penalties import KLInReward
 from lit_rl.models import LoRA, RandomCausalLM, SharedTrunk
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.rewards import PythonFunction, WeightedSum
+from lit_rl.strategies import FSDP2, DeepSpeedOnCPU
 from lit_rl.tasks import Task
 from lit_rl.types import Rollout
 
@@ -204,12 +206,29 @@ def build_data(**settings: Any) -> PromptDataModule:
     return PromptDataModule(**{**defaults, **settings})
 
 
-def build_trainer(**settings: Any) -> L.Trainer:
-    ranks = DDPStrategy(process_group_backend="gloo", timeout=TIMEOUT)
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "ddp": partial(DDPStrategy, process_group_backend="gloo", timeout=TIMEOUT),
+    "fsdp2": partial(FSDP2, timeout=TIMEOUT),
+    "fsdp2_file": partial(FSDP2, save_distributed_checkpoint=False, timeout=TIMEOUT),
+    # A threshold of 0 keeps no weight whole: these models are smaller than any other.
+    **{
+        f"deepspeed_{stage}": partial(
+            DeepSpeedOnCPU, stage=stage, persistence_threshold=0, timeout=TIMEOUT
+        )
+        for stage in (1, 2, 3)
+    },
+}
+
+
+def build_strategy(name: str) -> Strategy:
+    return STRATEGIES[name]() if WORLD_SIZE > 1 else SingleDeviceStrategy(torch.device("cpu"))
+
+
+def build_trainer(strategy: str = "ddp", **settings: Any) -> L.Trainer:
     defaults = {
         "accelerator": "cpu",
         "devices": WORLD_SIZE,
-        "strategy": ranks if WORLD_SIZE > 1 else SingleDeviceStrategy(torch.device("cpu")),
+        "strategy": build_strategy(strategy),
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
@@ -225,7 +244,12 @@ def build_trainer(**settings: Any) -> L.Trainer:
 
 
 def weights(module: PolicyGradient) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
+    """Return all weights, whole, in the order of `module.parameters()`."""
+    parts = []
+    for learner in module.learners:
+        with module.parallelism.whole(learner) as model:
+            parts += [p.detach().flatten().clone() for p in model.parameters()]
+    return torch.cat(parts)
 
 
 def train(
@@ -234,6 +258,7 @@ def train(
     checkpoint: Path | None = None,
     resume: Path | None = None,
     controllers: tuple[RLCallback, ...] = (),
+    strategy: str = "ddp",
     **settings: Any,
 ) -> dict[str, Any]:
     """Train and return what this process saw."""
@@ -241,6 +266,7 @@ def train(
     module.configure_model()
     initial = weights(module)
     trainer = build_trainer(
+        strategy,
         max_steps=iterations * module.steps_per_iteration,
         callbacks=[
             RewardMetrics(),
@@ -360,9 +386,15 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
 def main() -> None:
     """Run all scenarios and write what this process saw."""
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    results = {name: scenario() for name, scenario in scenarios(folder).items()}
-    torch.save(results, folder / f"{WORLD_SIZE}-{RANK}.pt")
+    folder, *names = sys.argv[1:]
+    known = scenarios(Path(folder))
+    results = {}
+    for name in names or [f"ddp/{name}" for name in known]:
+        strategy, _, scenario = name.partition("/")
+        run = known[scenario]
+        named = run if strategy == "ddp" else partial(run, strategy=strategy)
+        results[name.removeprefix("ddp/")] = named()
+    torch.save(results, Path(folder) / f"{WORLD_SIZE}-{RANK}.pt")
 
 
 if __name__ == "__main__":
