@@ -2,6 +2,7 @@
 
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.callbacks.critic_metrics import CriticMetrics
+from lit_rl.callbacks.end_together import EndTogether
 from lit_rl.callbacks.entropy_controller import EntropyController
 from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
 from lit_rl.callbacks.iteration_checkpoint import IterationCheckpoint
@@ -22,6 +23,7 @@ __all__ = [
     "AdaptiveKL",
     "CosineKL",
     "CriticMetrics",
+    "EndTogether",
     "EntropyController",
     "FixedKL",
     "HuggingFaceExport",

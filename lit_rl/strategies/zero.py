@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
@@ -84,7 +84,8 @@ class DeepSpeed(DeepSpeedStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """Hand batches over as they are."""
-        self.precision_plugin = BatchesAsTheyAre(self.precision_plugin.precision)
+        precision: Any = self.precision_plugin.precision
+        self.precision_plugin = BatchesAsTheyAre(precision)
         super().setup(trainer)
 
 
@@ -263,8 +264,10 @@ class Clipping:
         """Clip the groups that the optimizer has at the moment."""
         for group in optimizer.param_groups:
             gradients = [p.grad for p in group["params"] if p.grad is not None]
-            squares = sum((g.float().pow(2).sum() for g in gradients), torch.zeros(()))
-            total = sum_over_ranks(torch.as_tensor(squares).to(self.device))
+            if not gradients:  # it is another group's turn
+                continue
+            squares = torch.stack([gradient.float().pow(2).sum() for gradient in gradients])
+            total = sum_over_ranks(squares.sum().to(self.device))
             norm = self.norms[group["name"]] = float(total.sqrt())
             check_norm(norm, group["name"], self.where)
             if self.max_grad_norm is not None and norm > self.max_grad_norm:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-SECONDS = 150
+SECONDS = 240
 """Time limit of a launch. A process that waits in vain for another fails after 60 seconds."""
 
 
@@ -23,6 +23,7 @@ class Results:
 
     one: dict[str, Any]
     two: tuple[dict[str, Any], dict[str, Any]]
+    folder: Path
 
 
 def run_together(commands: list[list[str]], environments: list[dict[str, str]], cwd: Path) -> str:
@@ -53,8 +54,8 @@ def run_together(commands: list[list[str]], environments: list[dict[str, str]], 
     return text
 
 
-def launch(world_size: int, folder: Path) -> None:
-    """Run the worker in so many processes that find each other."""
+def launch(world_size: int, folder: Path, names: list[str]) -> None:
+    """Run scenarios of the worker in so many processes that find each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,18 +70,22 @@ def launch(world_size: int, folder: Path) -> None:
         }
         for rank in range(world_size)
     ]
-    command = [sys.executable, str(worker), str(folder)]
+    command = [sys.executable, str(worker), str(folder), *names]
     run_together([command] * world_size, environments, folder)
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory) -> Results:
-    """Run all scenarios with two processes, then with one, which reads a checkpoint of the two."""
-    folder = tmp_path_factory.mktemp("processes")
-    launch(2, folder)
-    launch(1, folder)
-    one, first, second = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    return Results(one=one, two=(first, second))
+def run_scenarios(tmp_path_factory):
+    """Run scenarios with two processes, then others with one, which may read what the two wrote."""
+
+    def run(two: list[str], one: list[str]) -> Results:
+        folder = tmp_path_factory.mktemp("processes")
+        launch(2, folder, two)
+        launch(1, folder, one)
+        seen, first, second = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+        return Results(one=seen, two=(first, second), folder=folder)
+
+    return run
 
 
 @pytest.fixture
