@@ -26,7 +26,9 @@ class Results:
     folder: Path
 
 
-def run_together(commands: list[list[str]], environments: list[dict[str, str]], cwd: Path) -> str:
+def run_together(
+    commands: list[list[str]], environments: list[dict[str, str]], cwd: Path, *, fails: bool = False
+) -> str:
     """Run commands at the same time and return what they print; all end before this returns."""
     outputs = [cwd / f"output-{number}.txt" for number in range(len(commands))]
     processes = []
@@ -50,7 +52,7 @@ def run_together(commands: list[list[str]], environments: list[dict[str, str]], 
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     text = "\n".join(output.read_text() for output in outputs)
-    assert codes == [0] * len(commands), text[-6000:]
+    assert [code != 0 for code in codes] == [fails] * len(commands), text[-6000:]
     return text
 
 
@@ -91,4 +93,8 @@ def run_scenarios(tmp_path_factory):
 @pytest.fixture
 def run_alone(tmp_path):
     """Run one command, which may start others, in the test's folder; return what it prints."""
-    return lambda *command: run_together([[*map(str, command)]], [{}], tmp_path)
+
+    def run(*command: object, fails: bool = False, **environment: str) -> str:
+        return run_together([[*map(str, command)]], [environment], tmp_path, fails=fails)
+
+    return run
