@@ -241,7 +241,7 @@ def _bytes(parameters: Any) -> int:
     return sum(parameter.numel() * parameter.dtype.itemsize for parameter in parameters)
 
 
-def _saved_bytes(module: PolicyGradient, base_model: nn.Module, tokens: int) -> int:
+def _saved_bytes(module: PolicyGradient, base_model: Any, tokens: int) -> int:
     """Return what a pass over so many tokens keeps for its backward pass."""
     own = {parameter.untyped_storage()._cdata for parameter in base_model.parameters()}
     saved: dict[int, Tensor] = {}

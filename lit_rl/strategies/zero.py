@@ -161,13 +161,10 @@ class ZeRO(ShardedParallelism):
         return super().placed_reference(reference, policy) if self.cuts_weights else reference
 
     def shard(self, learners: Sequence[ResponseReader]) -> None:
-        """Leave that to the engine, which is made later."""
-        self._heads = [
-            parameter
-            for model in learners
-            if isinstance(model, Policy)
-            for parameter in model.model.get_output_embeddings().parameters()
-        ]
+        """Leave that to the engine, which is made later; the head has to run in step."""
+        for model in learners:
+            if isinstance(model, Policy):
+                model.scores_in_step = self.cuts_weights
 
     def whole(self, model: Any) -> AbstractContextManager[Any]:
         """Return the model itself where its weights are whole; see `Parallelism`."""
@@ -185,22 +182,8 @@ class ZeRO(ShardedParallelism):
     @property
     def root(self) -> Callable[..., Any]:
         """The engine."""
-        self._keep_heads_whole()
         engine: Callable[..., Any] = self.strategy.deepspeed_engine
         return engine
-
-    def _keep_heads_whole(self) -> None:
-        """Let the output head stay whole over a pass: it is applied to pieces of the tokens.
-
-        How many there are differs between ranks, and so would the collectives.
-        """
-        if self.cuts_weights and self._heads:
-            optimizer = self.strategy.deepspeed_engine.optimizer
-            for parameter in self._heads:
-                if not parameter.ds_persist:
-                    parameter.ds_persist = True
-                    optimizer.persistent_parameters.append(parameter)
-            self._heads = []
 
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
