@@ -16,6 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM
 
 import lit_rl
 from lit_rl.algorithms import ActorCritic, PolicyGradient
@@ -24,6 +25,7 @@ from lit_rl.cli import RLCLI
 from lit_rl.data import PromptDataModule
 from lit_rl.models.adapters import base_parameters
 from lit_rl.models.attention import Kernel
+from lit_rl.models.base import DTYPES
 from lit_rl.models.response_states import flat_states
 
 CHUNK = 512
@@ -205,15 +207,22 @@ def _shares_trunk(module: ActorCritic) -> bool:
 
 def _without_numbers(module: PolicyGradient) -> Any:
     """Return the policy's model in its shapes; to be called in a mode without memory."""
-    from transformers import AutoModelForCausalLM
-
-    from lit_rl.models.base import DTYPES
-
-    model = AutoModelForCausalLM.from_config(
-        module.source.load_config(), dtype=DTYPES[module.source.dtype]
-    )
-    if module.adapter is not None:
-        module.adapter.inject(model, 0)
+    with _real_tensors(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            module.source.load_config(), dtype=DTYPES[module.source.dtype]
+        )
+        if module.adapter is not None:
+            module.adapter.inject(model, 0)
+    shapes: dict[int, nn.Parameter] = {}
+    for part in model.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+            known = shapes.setdefault(
+                id(parameter), nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            )
+            part.register_parameter(name, known)
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype))
     return model.train()
 
 
