@@ -58,7 +58,11 @@ class EndTogether(Callback):
     def _watch(self, trainer: Trainer) -> None:
         store: Any = _get_default_store()
         while not self._ended.wait(SECONDS):
-            if store.check([KEY]):
+            try:
+                failed = store.check([KEY])
+            except distributed.DistError:  # rank 0, which keeps the store, has ended
+                return
+            if failed:
                 message = store.get(KEY).decode()
                 for logger in trainer.loggers:
                     logger.save()

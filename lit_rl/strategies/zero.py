@@ -157,7 +157,9 @@ class ZeRO(ShardedParallelism):
             partition.restore_init_context()
 
     def placed_reference(self, reference: Any, policy: nn.Module) -> Any:
-        """Return the reference, in parts if the weights of the policy are."""
+        """Return the reference, in parts and in bfloat16 if the weights of the policy are."""
+        if self.strategy.precision_plugin.precision == "bf16-mixed":
+            reference.to(torch.bfloat16)
         return super().placed_reference(reference, policy) if self.cuts_weights else reference
 
     def shard(self, learners: Sequence[ResponseReader]) -> None:

@@ -44,6 +44,7 @@ def results(run_scenarios):
             *of_all("ppo_adamw"),
             *of_all("predict_resumed"),
             *of_all("trpo refused"),
+            *of_all("bfloat16"),
             "fsdp2_file/grpo",
             "fsdp2_file/resumed",
             "ddp/ppo",  # whose checkpoint one process reads as usual
@@ -143,6 +144,15 @@ def test_one_process_is_told_why_it_cannot_continue_what_two_began_with_deepspee
     said = results.one["deepspeed_2/resume refused"]
     assert "was written by 2 ranks" in said
     assert "use --trainer.devices 2" in said
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bfloat16_trains_the_same_weights_everywhere_from_a_kl_of_zero(results, strategy):
+    first, second = (result[f"{strategy}/bfloat16"] for result in results.two)
+    assert torch.equal(first["weights"], second["weights"])
+    assert (first["weights"] - first["initial"]).abs().max() > 0.01
+    kls = [metrics["kl/reference_k3"] for metrics in first["metrics"]]
+    assert 0 <= kls[0] < 1e-6 < kls[-1]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -263,6 +263,7 @@ def train(
     export: Path | None = None,
     controllers: tuple[RLCallback, ...] = (),
     strategy: str = "ddp",
+    precision: str = "32-true",
     **settings: Any,
 ) -> dict[str, Any]:
     """Train and return what this process saw."""
@@ -272,6 +273,7 @@ def train(
     initial = weights(module)
     trainer = build_trainer(
         strategy,
+        precision=precision,
         max_steps=iterations * module.steps_per_iteration,
         callbacks=[
             RewardMetrics(),
@@ -350,6 +352,7 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
             gradient_checkpointing=True,
             export=folder / f"ppo_lora-{strategy}-{WORLD_SIZE}",
         ),
+        "bfloat16": partial(ppo, precision="bf16-mixed"),
         "ppo_adamw": partial(ppo, optimizer=partial(torch.optim.AdamW, lr=1e-3)),
         "reference_sync": partial(
             train,
