@@ -173,6 +173,8 @@ class RLModule(L.LightningModule):
         """Refuse settings that the loop cannot honour and rewards that are not there."""
         check_trainer(self.trainer)
         self.take_strategy()
+        # A strategy that loads weights itself finds those of the critic, which answers do not need.
+        self.strict_loading = stage == "fit" or not self.parallelism.saves_weights_itself
         if self.source.quantized and self.trainer.strategy.root_device.type == "cpu":
             raise ValueError(
                 "source.load_in_4bit needs an accelerator: on some CPUs bitsandbytes rearranges "
@@ -198,7 +200,7 @@ class RLModule(L.LightningModule):
                 "--trainer.strategy ddp, or --model.source.load_in_4bit false"
             )
         if path := self.trainer.ckpt_path:
-            self.parallelism.check_checkpoint(Path(path))
+            self.parallelism.check_checkpoint(Path(path), trains=self.is_for_training)
 
     def forward(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return `function(*arguments)`: an engine around this module calls it for a pass."""

@@ -66,7 +66,7 @@ class FullySharded(ShardedParallelism):
 
     strategy: FSDP2
 
-    def check_checkpoint(self, path: Path) -> None:
+    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
         """Accept files and folders of any number of ranks: they are cut anew."""
 
     def whole_weight(self, parameter: nn.Parameter) -> Tensor:

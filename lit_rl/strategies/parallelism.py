@@ -50,8 +50,12 @@ class Parallelism:
         """Whether ranks reduce their gradients."""
         return isinstance(self.strategy, ParallelStrategy)
 
-    def check_checkpoint(self, path: Path) -> None:
+    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
         """Refuse a checkpoint that this strategy cannot read.
+
+        Args:
+            path: the checkpoint.
+            trains: whether the run trains, not only answers held-out prompts.
 
         Raises:
             ValueError: with the reason.

@@ -123,13 +123,19 @@ class ZeRO(ShardedParallelism):
 
     strategy: DeepSpeed
 
-    def check_checkpoint(self, path: Path) -> None:
+    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
         """Refuse a checkpoint of another number of ranks, which DeepSpeed does not read."""
         written = len([*path.glob("checkpoint/*zero_pp_rank_*_optim_states.pt")])
         if not written:
             raise ValueError(
                 f"the checkpoint {path} is none of DeepSpeed: go on with the --config "
                 "configs/strategy file of the run that wrote it"
+            )
+        if self.cuts_weights and not trains:
+            raise ValueError(
+                "DeepSpeed stage 3 reads a checkpoint only to train on from it: answer held-out "
+                "prompts with the exported model (--config configs/model/hugging_face.yaml "
+                "--model.source.name .../export)"
             )
         if written != self.strategy.world_size:
             raise ValueError(

@@ -29,6 +29,10 @@ CASES = [f"{strategy}/{name}" for strategy, names in STRATEGIES.items() for name
 TIMES = ("time/", "throughput/", "total/seconds")
 
 
+# DeepSpeed reads a checkpoint of stage 3 only to train on.
+ANSWERED = [f"{strategy}/predict_resumed" for strategy in ("fsdp2", "deepspeed_1", "deepspeed_2")]
+
+
 def of_all(name):
     return [f"{strategy}/{name}" for strategy in STRATEGIES]
 
@@ -42,7 +46,7 @@ def results(run_scenarios):
         [
             *CASES,
             *of_all("ppo_adamw"),
-            *of_all("predict_resumed"),
+            *ANSWERED,
             *of_all("trpo refused"),
             *of_all("bfloat16"),
             "fsdp2_file/grpo",
@@ -163,10 +167,10 @@ def test_trpo_is_refused_with_the_reason(results, strategy):
         assert "--trainer.strategy ddp or auto" in said
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_predictions_of_a_checkpoint_are_those_of_one_process(results, strategy):
+@pytest.mark.parametrize("case", ANSWERED)
+def test_predictions_of_a_checkpoint_are_those_of_one_process(results, case):
     """A checkpoint of a run with a critic, of which answers need nothing."""
-    parts = [result[f"{strategy}/predict_resumed"] for result in results.two]
+    parts = [result[case] for result in results.two]
     assert all(parts)
     assert sorted(parts[0] + parts[1]) == sorted(results.one["predict_resumed"])
     assert results.one["predict_resumed"] != results.one["predict"]
