@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-SECONDS = 240
+SECONDS = 280
 """Time limit of a launch. A process that waits in vain for another fails after 60 seconds."""
 
 

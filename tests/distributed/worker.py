@@ -317,8 +317,8 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
     """What is run, by name: most of it with one and with two processes."""
     grpo = partial(train, kl_coef=0.1, entropy_coef=0.01)
     parts = {"fives": PythonFunction(num_fives), "rare": PythonFunction(after_one_prompt)}
-    grpo_file, ppo_file, sync_file = (
-        folder / f"{name}-{strategy}.ckpt" for name in ("grpo", "ppo", "sync")
+    grpo_file, ppo_file, sync_file, adamw_file = (
+        folder / f"{name}-{strategy}.ckpt" for name in ("grpo", "ppo", "sync", "adamw")
     )
     ppo = partial(train, kind=PPO, kl_coef=0.1, critic_lr=0.05)
     adaptive = partial(AdaptiveKL, target=0.01, unit="nats_per_token", horizon=100)
@@ -353,7 +353,14 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
             export=folder / f"ppo_lora-{strategy}-{WORLD_SIZE}",
         ),
         "bfloat16": partial(ppo, precision="bf16-mixed"),
-        "ppo_adamw": partial(ppo, optimizer=partial(torch.optim.AdamW, lr=1e-3)),
+        "ppo_adamw": partial(
+            ppo,
+            optimizer=partial(torch.optim.AdamW, lr=1e-3),
+            checkpoint=adamw_file if WORLD_SIZE == 2 else None,
+        ),
+        "ppo_adamw_resumed": partial(
+            ppo, optimizer=partial(torch.optim.AdamW, lr=1e-3), resume=adamw_file
+        ),
         "reference_sync": partial(
             train,
             kl_coef=0.1,
