@@ -50,7 +50,8 @@ def results(run_scenarios):
             *IN_BFLOAT16,
             "fsdp2_file/ppo_adamw",
             "fsdp2_file/ppo_adamw_resumed",
-            "ddp/ppo",  # whose checkpoint one process reads as usual
+            "ddp/ppo",  # whose checkpoints one process reads as usual
+            "ddp/reference_sync",
         ],
         [*alone, *written, "deepspeed_2/resume refused"],
     )
