@@ -165,7 +165,8 @@ class ZeRO(ShardedParallelism):
     def placed_reference(self, reference: Any, policy: nn.Module) -> Any:
         """Return the reference, in parts and in bfloat16 if the weights of the policy are."""
         if self.strategy.precision_plugin.precision == "bf16-mixed":
-            reference.to(torch.bfloat16)
+            for parameter in reference.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
         return super().placed_reference(reference, policy) if self.cuts_weights else reference
 
     def shard(self, learners: Sequence[ResponseReader]) -> None:
@@ -173,9 +174,25 @@ class ZeRO(ShardedParallelism):
         for model in learners:
             if isinstance(model, Policy):
                 model.scores_in_step = self.cuts_weights
+        self._buffers = [
+            (module, name, buffer)
+            for model in learners
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def _restore_buffers(self) -> None:
+        """Give what is no weight, such as the frequencies of positions, its own precision back.
+
+        The engine makes bfloat16 of all numbers of a module.
+        """
+        for module, name, buffer in self._buffers:
+            setattr(module, name, buffer.to(self.device))
+        self._buffers = []
 
     def whole(self, model: Any) -> AbstractContextManager[Any]:
         """Return the model itself where its weights are whole; see `Parallelism`."""
+        self._restore_buffers()
         return super().whole(model) if self.cuts_weights else nullcontext(model)
 
     def changing(self, reference: Any) -> AbstractContextManager[Any]:
@@ -190,6 +207,7 @@ class ZeRO(ShardedParallelism):
     @property
     def root(self) -> Callable[..., Any]:
         """The engine."""
+        self._restore_buffers()
         engine: Callable[..., Any] = self.strategy.deepspeed_engine
         return engine
 

@@ -74,10 +74,13 @@ def test_two_processes_train_the_weights_of_one(results, case):
 def test_adam_trains_the_same_weights_up_to_what_it_makes_of_rounding(results, case):
     """Where a gradient is nearly 0, Adam's step is the learning rate in the direction of noise.
 
-    12 steps at 1e-3 with noise throughout would be 1.2e-2; a wrong scale shows with SGD above.
+    So nearly all weights agree, and none differs by more than its 12 steps of 1e-3 in opposite
+    directions. A wrong scale of the gradient shows with SGD above.
     """
     one, first = of_one(results, case), results.two[0][case]
-    assert (first["weights"] - one["weights"]).abs().max() < 1e-4
+    difference = (first["weights"] - one["weights"]).abs()
+    assert (difference > 1e-5).float().mean() < 0.01
+    assert difference.max() < 2 * 12 * 1e-3
     assert (one["weights"] - one["initial"]).abs().max() > 5e-3
 
 

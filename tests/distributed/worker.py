@@ -355,11 +355,15 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         "bfloat16": partial(ppo, precision="bf16-mixed"),
         "ppo_adamw": partial(
             ppo,
+            critic_lr=1e-3,
             optimizer=partial(torch.optim.AdamW, lr=1e-3),
             checkpoint=adamw_file if WORLD_SIZE == 2 else None,
         ),
         "ppo_adamw_resumed": partial(
-            ppo, optimizer=partial(torch.optim.AdamW, lr=1e-3), resume=adamw_file
+            ppo,
+            critic_lr=1e-3,
+            optimizer=partial(torch.optim.AdamW, lr=1e-3),
+            resume=adamw_file,
         ),
         "reference_sync": partial(
             train,
