@@ -25,7 +25,7 @@ WEIGHTS = 6 * LAYER + 2 * 2048 * 512 + 512
 OPTIONS = [
     *("--model.source.config", json.dumps(MODEL), "--model.source.alphabet", CHARACTERS),
     *("--model.sampling", '{"max_new_tokens": 64, "min_new_tokens": 64}'),
-    *("--data.max_prompt_tokens", "4", "--data.batch_size", "8", "--model.group_size", "4"),
+    *("--data.max_prompt_tokens", "5", "--data.batch_size", "8", "--model.group_size", "4"),
     *("--model.micro_batch_tokens", "512", "--model.num_minibatches", "1"),
     *("--model.update_epochs", "1", "--model.skip_zero_advantages", "false"),
 ]
@@ -45,9 +45,9 @@ def test_weights_gradients_and_moments_are_counted():
 
 
 def test_cache_and_logits_are_counted():
-    """Keys and values of 8 prompts of 4 tokens, and of 32 responses of 64; 512 tokens of logits."""
+    """Keys and values of 8 prompts of 5 tokens, and of 32 responses of 64; 512 tokens of logits."""
     footprint = held()
-    assert footprint.cache == (8 * 4 + 32 * 64) * 2 * 6 * 512 * 4
+    assert footprint.cache == (8 * 5 + 32 * 64) * 2 * 6 * 512 * 4
     assert footprint.logits == 512 * 2048 * 4
     assert footprint.reference == 0
 

@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,23 @@ class Results:
     folder: Path
 
 
+def wait_for_groups(groups: set[int], seconds: float) -> None:
+    """Wait until no process of the groups runs any more, and fail if one goes on."""
+    end = time.monotonic() + seconds
+    while left := [stat for stat in running() if int(stat[2]) in groups]:
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+
+
+def running() -> Iterator[list[str]]:
+    """Yield state, parent and group of each process that is no zombie."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()[:3]
+            if fields[0] != "Z":
+                yield fields
+
+
 def run_together(
     commands: list[list[str]], environments: list[dict[str, str]], cwd: Path, *, fails: bool = False
 ) -> str:
@@ -45,6 +64,8 @@ def run_together(
                 )
             processes.append(process)
         codes = [process.wait(SECONDS) for process in processes]
+        if fails:
+            wait_for_groups({process.pid for process in processes}, seconds=30)
     finally:
         for process in processes:
             # With what it has started itself.

@@ -292,7 +292,8 @@ def train(
 def predict(checkpoint: Path | None = None, strategy: str = "ddp") -> list[tuple[str, str]]:
     """Return prompt and response of each prediction of this process."""
     trainer = build_trainer(strategy)
-    batches = trainer.predict(build_module(), build_data(), ckpt_path=checkpoint)
+    module = build_module(GRPO if checkpoint is None else PPO)
+    batches = trainer.predict(module, build_data(), ckpt_path=checkpoint)
     return [(row["prompt"], row["response"]) for batch in batches for row in batch]
 
 
