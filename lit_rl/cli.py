@@ -20,10 +20,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from lit_rl.algorithms import RLModule
-from lit_rl.algorithms.optimization import check_precision, check_strategy
-from lit_rl.callbacks import IterationProgressBar, StopOnInterrupt
+from lit_rl.algorithms.optimization import check_precision
+from lit_rl.callbacks import EndTogether, IterationProgressBar, StopOnInterrupt
 from lit_rl.config_choices import with_own_defaults
 from lit_rl.config_errors import explain
+from lit_rl.strategies import check_strategy
 
 
 class RLArgumentParser(LightningArgumentParser):
@@ -148,7 +149,7 @@ class RLCLI(LightningCLI):
         return str(self.config[self.subcommand].ckpt_path)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the loggers of the run folder, the progress bar, and the end by Ctrl-C."""
+        """Add the loggers of the run folder, the progress bar, and an end of all processes."""
         settings = self._get(self.config_init, "trainer")
         folder = settings["default_root_dir"]
         if settings["logger"] in (None, True):
@@ -157,7 +158,7 @@ class RLCLI(LightningCLI):
                 TensorBoardLogger(folder, name="", version=""),
             ]
         callbacks = settings["callbacks"] = list(settings["callbacks"] or [])
-        callbacks.append(StopOnInterrupt())
+        callbacks += [StopOnInterrupt(), EndTogether()]
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if settings["enable_progress_bar"] in (None, True) and not has_bar:
             callbacks.append(IterationProgressBar())
@@ -167,6 +168,7 @@ class RLCLI(LightningCLI):
 def silence_libraries() -> None:
     """Leave out what libraries print on every run and what says nothing about this one."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+    warnings.filterwarnings("ignore", message=".*torch.distributed.* is deprecated")
     tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     tips.addFilter(lambda record: "litlogger" not in record.getMessage())
     disable_progress_bar()  # of reading and writing weights

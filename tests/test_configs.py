@@ -29,6 +29,8 @@ ARGUMENTS = {"hugging_face.yaml": ["--model.source.name", "exported"]}
 
 def cases():
     for file in FILES:
+        if file.parent.name == "strategy":  # which the tests of several processes start
+            continue
         marks = [pytest.mark.slow] if file.name in SLOW else []
         yield pytest.param(file, id=f"{file.parent.name}/{file.name}", marks=marks)
 
@@ -57,6 +59,20 @@ def test_configuration_trains_for_two_iterations(file):
     cli = RLCLI(CONFIGS / "base.yaml", ["fit", *arguments])
     assert cli.model.iteration == 2
     assert cli.trainer.global_step == 2 * cli.model.steps_per_iteration
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
+@pytest.mark.parametrize("name", ["1", "2", "3", "3_offload"])
+def test_deepspeed_says_in_one_sentence_that_it_needs_a_gpu(name, capsys):
+    stack = ["--config", str(CONFIGS / "strategy" / f"deepspeed_{name}.yaml")]
+    with pytest.raises(SystemExit):
+        RLCLI(CONFIGS / "base.yaml", ["fit", *stack])
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == (
+        "error: strategy DeepSpeed needs a CUDA GPU, and this run has none: use --config "
+        "configs/strategy/fsdp2.yaml, or ddp.yaml"
+    )
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parent.name == "algorithm"])

@@ -57,6 +57,39 @@ def test_ppo_learns_the_largest_digit(tmp_path, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_grpo_learns_on_two_processes(tmp_path, strategy):
+    accuracies = held_out_accuracies(
+        tmp_path,
+        "algorithm/grpo.yaml",
+        f"strategy/{strategy}.yaml",
+        seed=0,
+        options=("--trainer.accelerator", "cpu", "--trainer.devices", "2"),
+    )
+    assert accuracies[0] < 0.05
+    assert accuracies[-1] >= 0.9
+
+
+@pytest.mark.slow
+def test_ppo_improves_in_shards_of_deepspeed(tmp_path):
+    """As below, on two processes with DeepSpeed stage 3."""
+    accuracies = held_out_accuracies(
+        tmp_path,
+        "algorithm/ppo.yaml",
+        seed=0,
+        kind="sampled",
+        options=(
+            *("--trainer.strategy", "lit_rl.strategies.DeepSpeedOnCPU"),
+            *("--trainer.strategy.stage", "3", "--trainer.strategy.persistence_threshold", "0"),
+            *("--trainer.accelerator", "cpu", "--trainer.devices", "2"),
+            *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "30"),
+        ),
+    )
+    assert 0 < accuracies[0] < 0.02
+    assert accuracies[-1] > max(2 * accuracies[0], 0.03)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in LEARN_ALL])
 def test_every_algorithm_improves_within_30_iterations(tmp_path, name):
     """Sampled accuracy at least doubles, and by more than its error: from 0.007 to above 0.03."""

@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lit_rl.advantages.base import CriticEstimator
 from lit_rl.aggregations import Aggregation, Totals
-from lit_rl.algorithms.optimization import left_out
 from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.algorithms.setting_checks import check_actor_critic
@@ -99,15 +97,19 @@ class ActorCritic(PolicyGradient):
         """Whether the warm-up of the critic is over."""
         return self.iteration >= self.critic_warmup
 
-    def configure_model(self) -> None:
+    def build_models(self) -> None:
         """Build the policy; to train it, also the critic."""
-        super().configure_model()
+        super().build_models()
         if self.is_for_training and not hasattr(self, "critic"):
             self.critic = self.critic_source.critic(self.policy, self.tokenizer)
             if self.gradient_checkpointing:
                 self.critic.enable_gradient_checkpointing()
             self.critic.offloads = self.activation_offload
-            self.pack(self.packing)
+
+    @property
+    def learners(self) -> list[ResponseReader]:
+        """The models that are trained."""
+        return [*super().learners, *([self.critic] if hasattr(self, "critic") else [])]
 
     @property
     def readers(self) -> list[ResponseReader]:
@@ -143,7 +145,7 @@ class ActorCritic(PolicyGradient):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave the weights of the critic out where held-out prompts are answered without it."""
         super().on_load_checkpoint(checkpoint)
-        if not hasattr(self, "critic"):
+        if not hasattr(self, "critic") and not self.parallelism.saves_weights_itself:
             weights = checkpoint["state_dict"].items()
             checkpoint["state_dict"] = {
                 name: weight for name, weight in weights if not name.startswith("critic.")
@@ -159,12 +161,17 @@ class ActorCritic(PolicyGradient):
         """Return the values of all responses under the critic in evaluation mode."""
         values = torch.zeros(sequences.mask.shape, dtype=torch.float32, device=self.device)
         end_values = values.new_zeros(len(sequences))
-        reader: ResponseReader = self.policy if self.critic.backbone is None else self.critic
-        with evaluation_mode(self.policy), evaluation_mode(self.critic):
+        reading: ResponseReader = self.policy if self.critic.backbone is None else self.critic
+        with (
+            self.parallelism.whole(reading) as reader,
+            self.parallelism.whole(self.critic) as critic,
+            evaluation_mode(reader),
+            evaluation_mode(critic),
+        ):
             for rows in self.micro_batch_rows(sequences):
                 part = sequences.select(rows).trimmed()
                 states = reader.states(part, with_end=True)
-                output = self.critic.with_end_values(states, part.mask)
+                output = critic.with_end_values(states, part.mask)
                 values[rows, : part.mask.shape[1]] = output.values.to(values)
                 end_values[rows] = output.end_values.to(values)
         return Values(values, end_values)
@@ -214,7 +221,7 @@ class ActorCritic(PolicyGradient):
     ) -> Float[Tensor, ""]:
         """Return this part of the joint loss of an optimizer step; parts of one step add up."""
         if self.policy_rests:
-            actor = left_out(self.policy.parameters(), self.trainer)
+            actor = self.parallelism.left_out(self.policy.parameters())
         else:
             actor = self.actor_loss(output, experience, totals)
         return actor + self.value_coef * self.critic_loss(output, experience, totals)
@@ -234,9 +241,7 @@ class ActorCritic(PolicyGradient):
         per_token = self.value_loss(output.values, experience)
         return self.aggregation(per_token, experience.mask, totals)
 
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Let the actor rest while the critic alone is trained."""
-        if not self.trains_policy:
-            (actor,) = (g for g in self.raw_optimizer.param_groups if g["name"] == "actor")
-            for parameter in actor["params"]:
-                parameter.grad = None
+    @property
+    def resting_groups(self) -> frozenset[str]:
+        """The actor, while the critic alone is trained."""
+        return frozenset() if self.trains_policy else frozenset({"actor"})

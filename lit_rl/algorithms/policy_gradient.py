@@ -16,10 +16,9 @@ from lit_rl.algorithms.free_memory import return_free_memory
 from lit_rl.algorithms.hooks import RLCallback, call_hooks
 from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
-from lit_rl.algorithms.optimization import accumulate, clip_grad_norms
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
 from lit_rl.algorithms.setting_checks import check_policy_gradient
-from lit_rl.functional import sum_over_ranks, top_fraction
+from lit_rl.functional import maximum_over_ranks, sum_over_ranks, top_fraction
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.reward_shaping import RewardShaping
@@ -125,6 +124,11 @@ class PolicyGradient(RLModule):
     def trains_policy(self) -> bool:
         """Whether the updates of the iteration under way move the policy."""
         return True
+
+    @property
+    def resting_groups(self) -> frozenset[str]:
+        """Names of the parameter groups that the optimizer leaves as they are at the moment."""
+        return frozenset()
 
     @property
     def deducts_kl(self) -> bool:
@@ -274,35 +278,48 @@ class PolicyGradient(RLModule):
         totals = Totals(*sum_over_ranks(torch.stack(Totals.of(minibatch.mask))))
         acts = minibatch.advantages.ne(0) if self.skip_zero_advantages else minibatch.mask
         minibatch = minibatch.select(acts.any(1).nonzero()[:, 0])
-        # A rank without rows still joins the reduction of the gradient, with a row of weight 0.
-        weight = float(len(minibatch) > 0)
-        trained = minibatch if weight else experience.select(rows.new_zeros(1))
-
-        optimizer, loss = self.raw_optimizer, torch.zeros((), device=self.device)
-        passes = []
-        groups = self.micro_batch_rows(trained)
-        for number, group in enumerate(groups, start=1):
-            micro_batch = trained.select(group).trimmed()
-            output = self.forward_pass(micro_batch)
+        loss, passes = torch.zeros((), device=self.device), []
+        micro_batches = self.even_micro_batches(minibatch, experience)
+        for number, (micro_batch, weight) in enumerate(micro_batches, start=1):
+            output = self.parallelism.run(self.forward_pass, micro_batch)
             part = weight * self.loss(output, micro_batch, totals)
-            with accumulate(self.trainer, last=number == len(groups)):
+            with self.parallelism.accumulate(last=number == len(micro_batches)):
                 # Data parallel strategies average over ranks what the totals make a sum.
                 self.manual_backward(part * self.trainer.world_size)
             loss += part.detach()
-            passes.append((micro_batch, output.map_tensors(Tensor.detach)))
+            if weight:
+                passes.append((micro_batch, output.map_tensors(Tensor.detach)))
 
-        where = f"iteration {self.iteration + 1}, update {index + 1}"
-        grad_norms = clip_grad_norms(optimizer, self.max_grad_norm, where)
-        if totals.tokens:  # else the optimizer would move the weights by its momentum alone
-            self.optimizers().step()  # type: ignore[union-attr]
-            self.scheduler.step()
-        optimizer.zero_grad(set_to_none=True)
-        return Update(
-            passes=tuple(passes) if weight else (),
-            loss=loss,
-            grad_norms=grad_norms,
-            index=index,
+        counts = bool(totals.tokens)
+        grad_norms = self.parallelism.step(
+            self.optimizers(),  # type: ignore[arg-type]
+            max_grad_norm=self.max_grad_norm,
+            resting=self.resting_groups,
+            counts=counts,
+            where=f"iteration {self.iteration + 1}, update {index + 1}",
         )
+        if counts:
+            self.scheduler.step()
+        return Update(passes=tuple(passes), loss=loss, grad_norms=grad_norms, index=index)
+
+    def even_micro_batches(
+        self, minibatch: Experience, experience: Experience
+    ) -> list[tuple[Experience, float]]:
+        """Return micro-batches with their weights in the loss, equally many on every rank.
+
+        A rank that has fewer of its own, or none, runs the others with a row of weight 0.
+
+        Args:
+            minibatch: the rows of this rank that are trained on, maybe none.
+            experience: all its rows.
+        """
+        groups = self.micro_batch_rows(minibatch) if len(minibatch) else []
+        number = maximum_over_ranks(torch.tensor([len(groups), 1], device=self.device)).max()
+        shortest = experience.select(experience.mask.sum(1).argmin()[None]).trimmed()
+        missing = int(number) - len(groups)
+        return [(minibatch.select(group).trimmed(), 1.0) for group in groups] + [
+            (shortest, 0.0)
+        ] * missing
 
     def forward_pass(self, experience: Experience) -> ModelOutput:
         """Return what the models say of a micro-batch, with gradient."""

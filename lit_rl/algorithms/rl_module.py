@@ -5,7 +5,8 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -14,7 +15,6 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
@@ -38,10 +38,13 @@ from lit_rl.models.adapters import (
 from lit_rl.models.response_states import ResponseReader, packing_fits
 from lit_rl.rewards import Reward
 from lit_rl.rewards.base import no_response
+from lit_rl.strategies import Parallelism, parallelism_of
 from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
 
 # First number after the run's seed, so that no two purposes share their random numbers.
 ROLLOUT, VALIDATION, PREDICTION, SHUFFLE, REFILL = range(5)
+
+T = TypeVar("T")
 
 
 class RLModule(L.LightningModule):
@@ -109,6 +112,7 @@ class RLModule(L.LightningModule):
         self.activation_offload = activation_offload
         self.evaluation = evaluation
         self.seed = seed
+        self.parallelism = Parallelism()
         self.iteration = 0
         self.planned_iterations: int | None = None
         self.training_begun = False
@@ -172,6 +176,9 @@ class RLModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Refuse settings that the loop cannot honour and rewards that are not there."""
         check_trainer(self.trainer)
+        self.take_strategy()
+        # A strategy that loads weights itself finds those of the critic, which answers do not need.
+        self.strict_loading = stage == "fit" or not self.parallelism.saves_weights_itself
         if self.source.quantized and self.trainer.strategy.root_device.type == "cpu":
             raise ValueError(
                 "source.load_in_4bit needs an accelerator: on some CPUs bitsandbytes rearranges "
@@ -191,7 +198,40 @@ class RLModule(L.LightningModule):
         """Let the reward end what it has begun."""
         self.reward.teardown()
 
+    def take_strategy(self) -> None:
+        """Take what the strategy of the trainer asks for.
+
+        Raises:
+            ValueError: for a model that the strategy cannot put into shards, for one that is in
+                shards already, and for a checkpoint that the strategy cannot read.
+        """
+        if self.parallelism.strategy is not self.trainer.strategy:
+            self.parallelism.check_free()
+            self.parallelism = parallelism_of(self.trainer.strategy)
+        if self.source.quantized and not self.parallelism.weights_are_whole:
+            raise ValueError(
+                "source.load_in_4bit makes weights that cannot be put into shards: use "
+                "--trainer.strategy ddp, or --model.source.load_in_4bit false"
+            )
+        if path := self.trainer.ckpt_path:
+            self.parallelism.check_checkpoint(Path(path), trains=self.is_for_training)
+
+    def forward(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return `function(*arguments)`: an engine around this module calls it for a pass."""
+        return function(*arguments)
+
     def configure_model(self) -> None:
+        """Build the models and put them where the strategy keeps them."""
+        with self.parallelism.building():
+            self.build_models()
+        self.pack(self.packing)
+        if self.adapter is not None and not self.parallelism.weights_are_whole:
+            _ = self.base_fingerprint  # as long as the base is whole
+        if self._reference:
+            self._reference = [self.parallelism.placed_reference(self._reference[0], self.policy)]
+        self.parallelism.place(self.learners)
+
+    def build_models(self) -> None:
         """Build the policy; to train it, also the reference where a KL term needs one."""
         initial: Policy | None = None
         if not hasattr(self, "policy"):
@@ -202,7 +242,6 @@ class RLModule(L.LightningModule):
         if self.is_for_training and self._reference is None:
             initial = initial or self.initial_policy()
             self._reference = [self.reference_to(initial)] if self.uses_reference else []
-        self.pack(self.packing)
 
     def initial_policy(self) -> Policy:
         """Return a new policy, as it is before training."""
@@ -219,6 +258,11 @@ class RLModule(L.LightningModule):
             if self.adapter.starts_at_base:
                 switch_adapter(reference, on=False)
         return reference
+
+    @property
+    def learners(self) -> list[ResponseReader]:
+        """The models that are trained."""
+        return [self.policy]
 
     @property
     def readers(self) -> list[ResponseReader]:
@@ -240,8 +284,8 @@ class RLModule(L.LightningModule):
             count = len(sequences)
             rows = torch.tensor(sorted({0, min(1, count - 1), max(count - 2, 0), count - 1}))
             part = sequences.select(rows.to(self.device)).trimmed()
-            fits = all(packing_fits(reader, part) for reader in self.readers)
-            if not minimum_over_ranks(torch.tensor(float(fits), device=self.device)):
+            fits = [self._packing_fits(reader, part) for reader in self.readers]
+            if not minimum_over_ranks(torch.tensor(float(all(fits)), device=self.device)):
                 self.pack(False)
                 warnings.warn(
                     f"packed and padded passes of {type(self.policy.model).__name__} differ: its "
@@ -250,6 +294,10 @@ class RLModule(L.LightningModule):
                     stacklevel=2,
                 )
         self.packing_verified = True
+
+    def _packing_fits(self, reader: ResponseReader, part: Sequences) -> bool:
+        with self.parallelism.whole(reader) as model:
+            return packing_fits(model, part)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return what the optimizer trains: named groups, with settings of their own if need be."""
@@ -292,10 +340,9 @@ class RLModule(L.LightningModule):
         restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
 
     @property
-    def raw_optimizer(self) -> Optimizer:
-        """The optimizer itself; steps go through `optimizers()`, which counts them."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, Optimizer)
+    def raw_optimizer(self) -> Any:
+        """The optimizer itself, or the engine's; steps go through `optimizers()`."""
+        (optimizer,) = self.trainer.strategy.optimizers
         return optimizer
 
     @property
@@ -308,7 +355,8 @@ class RLModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the number of finished iterations, which seeds the sampling.
 
-        Of a base beneath an adapter, which the source gives, only a hash is stored.
+        Of a base beneath an adapter, which the source gives, only a hash is stored, unless the
+        strategy stores weights in shards: then the base is among them.
         """
         checkpoint["lit_rl"] = {
             "iteration": self.iteration,
@@ -316,6 +364,7 @@ class RLModule(L.LightningModule):
         }
         if self.adapter is not None:
             checkpoint["lit_rl"]["base"] = self.base_fingerprint
+        if self.adapter is not None and not self.parallelism.saves_weights_itself:
             checkpoint["state_dict"] = without_base(checkpoint["state_dict"], self.base_weights)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -330,7 +379,8 @@ class RLModule(L.LightningModule):
                     f"the checkpoint is not of an adapter upon the weights of {self.source}: use "
                     "the source of the run that wrote it, or leave the adapter out if it had none"
                 )
-            checkpoint["state_dict"].update(self.base_weights)
+            if not self.parallelism.saves_weights_itself:
+                checkpoint["state_dict"].update(self.base_weights)
         self.iteration = checkpoint["lit_rl"]["iteration"]
         self.reference_moved = checkpoint["lit_rl"].get("reference_moved", False)
         if self.reference_moved and self.reference is not None and not self._is_reference_restored:
@@ -370,9 +420,10 @@ class RLModule(L.LightningModule):
         seed: tuple[int, ...],
     ) -> Rollout:
         """Answer prompts with the policy; rows of one seed, row id and number are the same."""
-        return self.generator(
-            self.policy, self.tokenizer, prompts, sampling, group_size=group_size, seed=seed
-        )
+        with self.parallelism.whole(self.policy) as policy:
+            return self.generator(
+                policy, self.tokenizer, prompts, sampling, group_size=group_size, seed=seed
+            )
 
     def output(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
         """Return log-probs and entropy of the responses at the sampling temperature."""
@@ -389,10 +440,10 @@ class RLModule(L.LightningModule):
         dtype = torch.promote_types(torch.float32, next(policy.parameters()).dtype)
         log_probs = torch.zeros(sequences.mask.shape, dtype=dtype, device=self.device)
         entropy = torch.zeros_like(log_probs)
-        with evaluation_mode(policy):
+        with self.parallelism.whole(policy) as model, evaluation_mode(model):
             for rows in self.micro_batch_rows(sequences):
                 part = sequences.select(rows).trimmed()
-                output = self.output(policy, part)
+                output = self.output(model, part)
                 log_probs[rows, : part.mask.shape[1]] = output.log_probs
                 entropy[rows, : part.mask.shape[1]] = output.entropy
         return PolicyOutput(log_probs=log_probs, entropy=entropy)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lit_rl.advantages import GAE
 from lit_rl.advantages.base import CriticEstimator
@@ -124,6 +123,12 @@ class TRPO(ActorCritic):
     def setup(self, stage: str) -> None:
         """Refuse a trainer with which the step cannot be computed."""
         super().setup(stage)
+        if stage == "fit" and not self.parallelism.weights_are_whole:
+            raise ValueError(
+                f"trainer.strategy {type(self.trainer.strategy).__name__} keeps the policy in "
+                "parts, which the step of TRPO would have to move as one vector and back. Use "
+                "--trainer.strategy ddp or auto, or another algorithm, such as PPO"
+            )
         if self.trainer.precision != "32-true":
             raise ValueError(
                 f"trainer.precision {self.trainer.precision} is too coarse for the second "
@@ -141,13 +146,13 @@ class TRPO(ActorCritic):
                     f"update; {nearest} would do"
                 )
 
-    def configure_model(self) -> None:
+    def build_models(self) -> None:
         """Build policy and critic, which must not share trained weights.
 
         Raises:
             ValueError: if they do, or if the policy has no second derivative.
         """
-        super().configure_model()
+        super().build_models()
         if any(layer.lora_magnitude_vector for layer in adapter_layers(self.policy).values()):
             raise ValueError(
                 f"adapter {type(self.adapter).__name__} is DoRA, whose gradient takes the norms of "
@@ -161,10 +166,10 @@ class TRPO(ActorCritic):
                 "lit_rl.models.PolicyBackbone"
             )
 
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Leave the policy to its own step."""
-        for parameter in self.policy.parameters():
-            parameter.grad = None
+    @property
+    def resting_groups(self) -> frozenset[str]:
+        """The actor: the policy is left to its own step."""
+        return frozenset({"actor"})
 
     def moves_policy(self, index: int) -> bool:
         """Return whether an update is one of the first epoch, behind the warm-up of the critic."""

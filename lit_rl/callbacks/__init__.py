@@ -2,6 +2,7 @@
 
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.callbacks.critic_metrics import CriticMetrics
+from lit_rl.callbacks.end_together import EndTogether
 from lit_rl.callbacks.entropy_controller import EntropyController
 from lit_rl.callbacks.health_monitor import HealthMonitor
 from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
@@ -24,6 +25,7 @@ __all__ = [
     "AdaptiveKL",
     "CosineKL",
     "CriticMetrics",
+    "EndTogether",
     "EntropyController",
     "FixedKL",
     "HealthMonitor",

@@ -38,10 +38,8 @@ class HuggingFaceExport(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the model."""
-        if trainer.is_global_zero:
-            save_pretrained(
-                pl_module.policy.model,
-                pl_module.tokenizer,
-                self.path,
-                adapter_only=self.adapter_only,
-            )
+        with pl_module.parallelism.whole(pl_module.policy) as policy:
+            if trainer.is_global_zero:
+                save_pretrained(
+                    policy.model, pl_module.tokenizer, self.path, adapter_only=self.adapter_only
+                )

@@ -72,25 +72,27 @@ class ReferenceSync(RLCallback):
         """Move the reference, if it is time."""
         if module.iteration % self.every_n_iterations:
             return
-        pairs = zip(module.reference.parameters(), module.policy.parameters(), strict=True)
-        for reference, parameter in pairs:
-            if reference is not parameter:
-                reference.lerp_(parameter, self.weight)
+        whole, changing = module.parallelism.whole, module.parallelism.changing
+        with whole(module.policy) as policy, changing(module.reference) as reference:
+            for moved, parameter in zip(reference.parameters(), policy.parameters(), strict=True):
+                if moved is not parameter:
+                    moved.lerp_(parameter, self.weight)
         module.reference_moved = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Store the weights of the reference, but not the base beneath an adapter."""
-        reference = pl_module.reference
-        base = base_names(reference, base_parameters(reference))
-        checkpoint[STATE] = without_base(reference.state_dict(), base)
+        with pl_module.parallelism.whole(pl_module.reference) as reference:
+            base = base_names(reference, base_parameters(reference))
+            checkpoint[STATE] = without_base(reference.state_dict(), base)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         """Give the reference its weights back; one that has never moved is what it was."""
-        reference = pl_module.reference
-        if STATE in checkpoint and reference is not None:
+        if STATE not in checkpoint or pl_module.reference is None:
+            return
+        with pl_module.parallelism.changing(pl_module.reference) as reference:
             base = base_names(reference, base_parameters(reference))
             reference.load_state_dict({**base, **checkpoint[STATE]})

@@ -10,7 +10,12 @@ from lit_rl.functional.masking import (
     masked_whiten,
     top_fraction,
 )
-from lit_rl.functional.ranks import gather_over_ranks, minimum_over_ranks, sum_over_ranks
+from lit_rl.functional.ranks import (
+    gather_over_ranks,
+    maximum_over_ranks,
+    minimum_over_ranks,
+    sum_over_ranks,
+)
 from lit_rl.functional.ratios import bounded_exp, log_ratio, probability_ratio
 from lit_rl.functional.rows import distinct_rows
 
@@ -28,6 +33,7 @@ __all__ = [
     "masked_sum",
     "masked_variance",
     "masked_whiten",
+    "maximum_over_ranks",
     "minimum_over_ranks",
     "probability_ratio",
     "response_hidden",

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from lit_rl.functional.ranks import maximum_over_ranks
+
 Head = Callable[[Tensor], Tensor]
 
 
@@ -55,6 +57,7 @@ def token_log_probs_and_entropy(
     temperature: float,
     entropy_gradient: bool = True,
     chunk_tokens: int = 512,
+    chunks_of_all_ranks: bool = False,
 ) -> tuple[Float[Tensor, "rollouts tokens"], Float[Tensor, "rollouts tokens"]]:
     """log_probs_t = log p_t(targets_t) and entropy_t = -sum_v p_t(v) log p_t(v).
 
@@ -76,6 +79,9 @@ def token_log_probs_and_entropy(
             in backward.
         chunk_tokens: tokens whose logits may exist at once, at least 1. More of them need more
             memory; fewer add up the gradient of the head's weights more often.
+        chunks_of_all_ranks: whether the head runs as often on every rank, on nothing where a rank
+            has fewer tokens than another: for heads whose weights the ranks put together in step.
+            Every rank has to make the call.
 
     Returns:
         Log-probs (at most 0) and entropy (between 0 and log(vocab)), in nats; 0, and without
@@ -100,12 +106,15 @@ def token_log_probs_and_entropy(
             f"temperature must be above 0, for example 1.0, not {temperature}: "
             "a greedy choice has no distribution to learn from"
         )
-    chunks = zip(
-        hidden[mask].split(chunk_tokens), targets[mask].long().split(chunk_tokens), strict=True
-    )
-    *earlier, last = chunks
+    counted, ids = hidden[mask], targets[mask].long()
+    pieces: int | list[int] = chunk_tokens
+    if chunks_of_all_ranks:
+        own = torch.tensor([-(-len(ids) // chunk_tokens), 1], device=ids.device)
+        number = int(maximum_over_ranks(own).max())
+        pieces = [max(0, min(chunk_tokens, len(ids) - n * chunk_tokens)) for n in range(number)]
+    *earlier, last = zip(counted.split(pieces), ids.split(pieces), strict=True)
     chunk = partial(_chunk, head=head, temperature=temperature, entropy_gradient=entropy_gradient)
-    results = [_recomputed(chunk, states, ids) for states, ids in earlier]
+    results = [_recomputed(chunk, *part) for part in earlier]
     # Backward begins with the last chunk: computing it again would save no memory.
     results.append(chunk(*last))
     log_probs, entropy = (torch.cat(column) for column in zip(*results, strict=True))

@@ -26,6 +26,15 @@ def minimum_over_ranks(values: Tensor) -> Tensor:
     return _reduced(values, distributed.ReduceOp.MIN)
 
 
+def maximum_over_ranks(values: Tensor) -> Tensor:
+    """Return the element-wise maximum over all ranks; a collective that every rank has to join.
+
+    Args:
+        values: numbers of the same shape on every rank.
+    """
+    return _reduced(values, distributed.ReduceOp.MAX)
+
+
 def _reduced(values: Tensor, operation: distributed.ReduceOp.RedOpType) -> Tensor:
     total = values.detach().clone()
     if distributed.is_available() and distributed.is_initialized():

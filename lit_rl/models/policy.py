@@ -31,6 +31,8 @@ class Policy(ResponseReader):
     Attributes:
         model: the Hugging Face model.
         packs: whether passes over responses are packed, see `response_states`.
+        scores_in_step: whether the head runs as often on every rank, see
+            `token_log_probs_and_entropy`.
         fits_group_cache: whether the cache of `CachedGenerator` samples from this policy; None as
             long as nobody has compared.
     """
@@ -39,6 +41,7 @@ class Policy(ResponseReader):
         super().__init__()
         self.model = model
         self.packs = self.can_pack
+        self.scores_in_step = False
         self.fits_group_cache: bool | None = None
         if model.device.type != "meta":
             self.verify_head()
@@ -91,6 +94,7 @@ class Policy(ResponseReader):
             temperature=temperature,
             entropy_gradient=entropy_gradient,
             chunk_tokens=max(1, LOGITS_AT_ONCE // self.vocabulary_size),
+            chunks_of_all_ranks=self.scores_in_step,
         )
         return PolicyOutput(log_probs=log_probs, entropy=entropy)
 

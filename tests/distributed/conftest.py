@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-SECONDS = 150
+SECONDS = 280
 """Time limit of a launch. A process that waits in vain for another fails after 60 seconds."""
 
 
@@ -23,9 +25,29 @@ class Results:
 
     one: dict[str, Any]
     two: tuple[dict[str, Any], dict[str, Any]]
+    folder: Path
 
 
-def run_together(commands: list[list[str]], environments: list[dict[str, str]], cwd: Path) -> str:
+def wait_for_groups(groups: set[int], seconds: float) -> None:
+    """Wait until no process of the groups runs any more, and fail if one goes on."""
+    end = time.monotonic() + seconds
+    while left := [stat for stat in running() if int(stat[2]) in groups]:
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+
+
+def running() -> Iterator[list[str]]:
+    """Yield state, parent and group of each process that is no zombie."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()[:3]
+            if fields[0] != "Z":
+                yield fields
+
+
+def run_together(
+    commands: list[list[str]], environments: list[dict[str, str]], cwd: Path, *, fails: bool = False
+) -> str:
     """Run commands at the same time and return what they print; all end before this returns."""
     outputs = [cwd / f"output-{number}.txt" for number in range(len(commands))]
     processes = []
@@ -42,6 +64,8 @@ def run_together(commands: list[list[str]], environments: list[dict[str, str]], 
                 )
             processes.append(process)
         codes = [process.wait(SECONDS) for process in processes]
+        if fails:
+            wait_for_groups({process.pid for process in processes}, seconds=30)
     finally:
         for process in processes:
             # With what it has started itself.
@@ -49,12 +73,12 @@ def run_together(commands: list[list[str]], environments: list[dict[str, str]], 
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     text = "\n".join(output.read_text() for output in outputs)
-    assert codes == [0] * len(commands), text[-6000:]
+    assert [code != 0 for code in codes] == [fails] * len(commands), text[-6000:]
     return text
 
 
-def launch(world_size: int, folder: Path) -> None:
-    """Run the worker in so many processes that find each other."""
+def launch(world_size: int, folder: Path, names: list[str]) -> None:
+    """Run scenarios of the worker in so many processes that find each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,21 +93,29 @@ def launch(world_size: int, folder: Path) -> None:
         }
         for rank in range(world_size)
     ]
-    command = [sys.executable, str(worker), str(folder)]
+    command = [sys.executable, str(worker), str(folder), *names]
     run_together([command] * world_size, environments, folder)
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory) -> Results:
-    """Run all scenarios with two processes, then with one, which reads a checkpoint of the two."""
-    folder = tmp_path_factory.mktemp("processes")
-    launch(2, folder)
-    launch(1, folder)
-    one, first, second = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    return Results(one=one, two=(first, second))
+def run_scenarios(tmp_path_factory):
+    """Run scenarios with two processes, then others with one, which may read what the two wrote."""
+
+    def run(two: list[str], one: list[str]) -> Results:
+        folder = tmp_path_factory.mktemp("processes")
+        launch(2, folder, two)
+        launch(1, folder, one)
+        seen, first, second = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+        return Results(one=seen, two=(first, second), folder=folder)
+
+    return run
 
 
 @pytest.fixture
 def run_alone(tmp_path):
     """Run one command, which may start others, in the test's folder; return what it prints."""
-    return lambda *command: run_together([[*map(str, command)]], [{}], tmp_path)
+
+    def run(*command: object, fails: bool = False, **environment: str) -> str:
+        return run_together([[*map(str, command)]], [environment], tmp_path, fails=fails)
+
+    return run

@@ -1,8 +1,9 @@
-"""`python train.py` with two processes: one run folder, each row and each prompt once."""
+"""`python train.py` with two processes: one run folder, each row and each prompt once, one end."""
 
 import csv
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,27 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 ARGUMENTS = [
     "--config", ROOT / "configs" / "algorithm" / "grpo.yaml",
-    "--trainer.accelerator", "cpu", "--trainer.devices", 2, "--trainer.strategy", "ddp",
     "--data.task.num_train", 16, "--data.task.num_held_out", 9,
     "--data.batch_size", 8, "--data.eval_batch_size", 4,
 ]  # fmt: skip
+
+
+FAILING_REWARD = """
+import os
+import time
+
+def fails(responses):
+    with open(f"reward-{os.environ.get('LOCAL_RANK', '0')}", "a") as calls:
+        calls.write(f"{time.time()}\\n")
+    if os.environ.get("LOCAL_RANK", "0") == "THIS ONE" and len(responses) > 20:
+        raise RuntimeError("the reward is broken")
+    return [float("5" in response) for response in responses]
+"""
+
+
+def on_two_processes(strategy: str) -> list[object]:
+    config = ROOT / "configs" / "strategy" / f"{strategy}.yaml"
+    return ["--config", config, "--trainer.accelerator", "cpu", "--trainer.devices", 2]
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -28,9 +46,13 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_fit_and_predict(run_alone, tmp_path):
-    train = [sys.executable, ROOT / "train.py"]
-    output = run_alone(*train, "fit", *ARGUMENTS, "--trainer.max_epochs", 1)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_fit_and_predict(run_alone, tmp_path, strategy):
+    train, arguments = (
+        [sys.executable, ROOT / "train.py"],
+        [*ARGUMENTS, *on_two_processes(strategy)],
+    )
+    output = run_alone(*train, "fit", *arguments, "--trainer.max_epochs", 1)
     folder = only(tmp_path, "runs/*")
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -43,7 +65,7 @@ def test_fit_and_predict(run_alone, tmp_path):
     AutoModelForCausalLM.from_pretrained(only(tmp_path, "runs/*/export"))
     only(tmp_path, "runs/*/checkpoints/last.ckpt")
 
-    output = run_alone(*train, "predict", *ARGUMENTS, "--ckpt_path", "last")
+    output = run_alone(*train, "predict", *arguments, "--ckpt_path", "last")
     folder = only(tmp_path, "runs/*-predict")
     files = sorted(folder.glob("*.jsonl"))
     assert [file.name for file in files] == ["predictions-rank0.jsonl", "predictions-rank1.jsonl"]
@@ -51,3 +73,29 @@ def test_fit_and_predict(run_alone, tmp_path):
     # Each of the nine held-out prompts once, in both files together.
     prompts = [row["prompt"] for file in files for row in lines(file)]
     assert len(set(prompts)) == len(prompts) == 9
+
+
+@pytest.mark.parametrize(("strategy", "rank"), [("ddp", 1), ("fsdp2", 1), ("fsdp2", 0)])
+def test_an_error_on_one_process_ends_both_with_its_message(run_alone, tmp_path, strategy, rank):
+    """In training: the sanity check before it has fewer responses than an iteration.
+
+    Within 30 seconds after the reward was called for the last time; all that was started has ended
+    by itself then.
+    """
+    (tmp_path / "broken.py").write_text(FAILING_REWARD.replace("THIS ONE", str(rank)))
+    reward = {
+        "class_path": "lit_rl.rewards.PythonFunction",
+        "init_args": {"function": "broken.fails"},
+    }
+    output = run_alone(
+        sys.executable,
+        *(ROOT / "train.py", "fit", *ARGUMENTS, *on_two_processes(strategy)),
+        *("--model.reward", json.dumps(reward), "--data.batch_size", 16),
+        fails=True,
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
+    )
+    ended = time.time()
+    calls = [(tmp_path / f"reward-{n}").read_text().splitlines() for n in range(2)]
+    assert ended - max(float(call) for lines in calls for call in lines) < 30
+    assert f"RuntimeError on rank {rank}" in output
+    assert "the reward is broken" in output

@@ -32,8 +32,15 @@ SCENARIOS = [
     "one_and_three_tokens",
     "resumed",
 ]
+ONLY_TWO = ["grpo again", "odd batch", "two samplers"]
 PROMPTS = {"same_prompt": 6, "one_and_three_tokens": 2}
 TIMES = ("time/", "throughput/", "total/seconds")
+
+
+@pytest.fixture(scope="module")
+def results(run_scenarios):
+    names = [f"ddp/{name}" for name in (*SCENARIOS, "predict")]
+    return run_scenarios([*names, *(f"ddp/{name}" for name in ONLY_TWO)], names)
 
 
 def counts(result):

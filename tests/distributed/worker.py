@@ -1,6 +1,6 @@
 """Runs every scenario in one process of one or two; the tests compare what the processes saw.
 
-    WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=... python worker.py FOLDER
+    WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=... python worker.py FOLDER STRATEGY/SCENARIO ...
 
 writes `FOLDER/2-0.pt`: by scenario what this process rolled out, trained and logged.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import lightning as L
 import torch
 from datasets import Dataset
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from lit_rl.advantages import LeaveOneOut, MovingAverage, ReturnToGo
 from lit_rl.advantages.base import AdvantageEstimator
@@ -36,7 +36,9 @@ from lit_rl.algorithms import (
 from lit_rl.callbacks import (
     AdaptiveKL,
     CriticMetrics,
+    HuggingFaceExport,
     RatioMetrics,
+    ReferenceSync,
     RewardMetrics,
     RLCallback,
     StopOnKL,
@@ -46,9 +48,10 @@ from lit_rl.data import PromptDataModule
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import Generator, SamplingSettings
 from lit_rl.kl_penalties import KLInReward
-from lit_rl.models import LoRA, RandomCausalLM, SharedTrunk
+from lit_rl.models import LoRA, RandomCausalLM, SharedTrunk, policy
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.rewards import PythonFunction, WeightedSum
+from lit_rl.strategies import FSDP2, DeepSpeedOnCPU
 from lit_rl.tasks import Task
 from lit_rl.types import Rollout
 
@@ -204,12 +207,31 @@ def build_data(**settings: Any) -> PromptDataModule:
     return PromptDataModule(**{**defaults, **settings})
 
 
-def build_trainer(**settings: Any) -> L.Trainer:
-    ranks = DDPStrategy(process_group_backend="gloo", timeout=TIMEOUT)
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "ddp": partial(DDPStrategy, process_group_backend="gloo", timeout=TIMEOUT),
+    "fsdp2": partial(FSDP2, timeout=TIMEOUT),
+    "fsdp2_file": partial(FSDP2, save_distributed_checkpoint=False, timeout=TIMEOUT),
+    # A threshold of 0 keeps no weight whole: these models are smaller than any other.
+    **{
+        f"deepspeed_{stage}": partial(
+            DeepSpeedOnCPU, stage=stage, persistence_threshold=0, timeout=TIMEOUT
+        )
+        for stage in (1, 2, 3)
+    },
+}
+
+
+def build_strategy(name: str) -> Strategy:
+    if WORLD_SIZE == 1 and name == "ddp":
+        return SingleDeviceStrategy(torch.device("cpu"))
+    return STRATEGIES[name]()
+
+
+def build_trainer(strategy: str = "ddp", **settings: Any) -> L.Trainer:
     defaults = {
         "accelerator": "cpu",
         "devices": WORLD_SIZE,
-        "strategy": ranks if WORLD_SIZE > 1 else SingleDeviceStrategy(torch.device("cpu")),
+        "strategy": build_strategy(strategy),
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
@@ -225,7 +247,12 @@ def build_trainer(**settings: Any) -> L.Trainer:
 
 
 def weights(module: PolicyGradient) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
+    """Return all weights, whole, in the order of `module.parameters()`."""
+    parts = []
+    for learner in module.learners:
+        with module.parallelism.whole(learner) as model:
+            parts += [p.detach().flatten().clone() for p in model.parameters()]
+    return torch.cat(parts)
 
 
 def train(
@@ -233,14 +260,20 @@ def train(
     data: dict[str, Any] | None = None,
     checkpoint: Path | None = None,
     resume: Path | None = None,
+    export: Path | None = None,
     controllers: tuple[RLCallback, ...] = (),
+    strategy: str = "ddp",
+    precision: str = "32-true",
     **settings: Any,
 ) -> dict[str, Any]:
     """Train and return what this process saw."""
+    exports = [HuggingFaceExport(str(export.absolute()))] if export else []
     module, recorder = build_module(**settings), Recorder(checkpoint, checkpoint_at=1)
     module.configure_model()
     initial = weights(module)
     trainer = build_trainer(
+        strategy,
+        precision=precision,
         max_steps=iterations * module.steps_per_iteration,
         callbacks=[
             RewardMetrics(),
@@ -248,6 +281,7 @@ def train(
             CriticMetrics(),
             Throughput(),
             *controllers,
+            *exports,
             recorder,
         ],
     )
@@ -255,31 +289,42 @@ def train(
     return {**recorder.seen, "initial": initial, "weights": weights(module)}
 
 
-def predict() -> list[tuple[str, str]]:
+def predict(checkpoint: Path | None = None, strategy: str = "ddp") -> list[tuple[str, str]]:
     """Return prompt and response of each prediction of this process."""
-    batches = build_trainer().predict(build_module(), build_data())
+    trainer = build_trainer(strategy)
+    module = build_module(GRPO if checkpoint is None else PPO)
+    batches = trainer.predict(module, build_data(), ckpt_path=checkpoint)
     return [(row["prompt"], row["response"]) for batch in batches for row in batch]
 
 
-def refusal(data: dict[str, Any], trainer: dict[str, Any]) -> str:
+def refusal(
+    data: dict[str, Any],
+    trainer: dict[str, Any],
+    resume: Path | None = None,
+    strategy: str = "ddp",
+    **settings: Any,
+) -> str:
     """Return the error that ends a run."""
+    module = build_module(**settings)
     try:
-        build_trainer(max_steps=4, **trainer).fit(build_module(), build_data(**data))
+        run = build_trainer(strategy, max_steps=4, **trainer)
+        run.fit(module, build_data(**data), ckpt_path=resume)
     except ValueError as error:
         return str(error)
     return "nothing was refused"
 
 
-def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
+def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
     """What is run, by name: most of it with one and with two processes."""
     grpo = partial(train, kl_coef=0.1, entropy_coef=0.01)
     parts = {"fives": PythonFunction(num_fives), "rare": PythonFunction(after_one_prompt)}
-    checkpoint = folder / "two-processes.ckpt"
-    ppo_checkpoint = folder / "ppo.ckpt" if WORLD_SIZE == 2 else None
+    grpo_file, ppo_file, sync_file, adamw_file = (
+        folder / f"{name}-{strategy}.ckpt" for name in ("grpo", "ppo", "sync", "adamw")
+    )
     ppo = partial(train, kind=PPO, kl_coef=0.1, critic_lr=0.05)
     adaptive = partial(AdaptiveKL, target=0.01, unit="nats_per_token", horizon=100)
     both: dict[str, Callable[[], Any]] = {
-        "grpo": partial(grpo, checkpoint=checkpoint if WORLD_SIZE == 2 else None),
+        "grpo": partial(grpo, checkpoint=grpo_file if WORLD_SIZE == 2 else None),
         "token_mean": partial(
             train,
             aggregation=TokenMean(),
@@ -293,14 +338,43 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         ),
         "reward_parts": partial(train, reward=WeightedSum(parts, {"rare": 0.1})),
         "ppo": partial(
-            ppo, critic_warmup=1, controllers=(adaptive(0.1),), checkpoint=ppo_checkpoint
+            ppo,
+            critic_warmup=1,
+            controllers=(adaptive(0.1),),
+            checkpoint=ppo_file if WORLD_SIZE == 2 else None,
+            export=folder / f"ppo-{strategy}-{WORLD_SIZE}",
         ),
         # Its weight is that of the checkpoint, not the one it would begin with.
-        "ppo_resumed": partial(
-            ppo, critic_warmup=1, controllers=(adaptive(0.9),), resume=folder / "ppo.ckpt"
-        ),
+        "ppo_resumed": partial(ppo, critic_warmup=1, controllers=(adaptive(0.9),), resume=ppo_file),
         "ppo_shared_trunk": partial(ppo, critic=SharedTrunk(), controllers=(adaptive(0.1),)),
-        "ppo_lora": partial(ppo, adapter=LoRA(rank=4), gradient_checkpointing=True),
+        "ppo_lora": partial(
+            ppo,
+            adapter=LoRA(rank=4),
+            gradient_checkpointing=True,
+            export=folder / f"ppo_lora-{strategy}-{WORLD_SIZE}",
+        ),
+        "bfloat16": partial(ppo, precision="bf16-mixed"),
+        "ppo_adamw": partial(
+            ppo,
+            critic_lr=1e-3,
+            optimizer=partial(torch.optim.AdamW, lr=1e-3),
+            checkpoint=adamw_file if WORLD_SIZE == 2 else None,
+        ),
+        "ppo_adamw_resumed": partial(
+            ppo,
+            critic_lr=1e-3,
+            optimizer=partial(torch.optim.AdamW, lr=1e-3),
+            resume=adamw_file,
+        ),
+        "reference_sync": partial(
+            train,
+            kl_coef=0.1,
+            controllers=(ReferenceSync(1, weight=0.5),),
+            checkpoint=sync_file if WORLD_SIZE == 2 else None,
+        ),
+        "reference_sync_resumed": partial(
+            train, kl_coef=0.1, controllers=(ReferenceSync(1, weight=0.5),), resume=sync_file
+        ),
         # The second minibatch of an iteration shows a KL beyond any limit: the updates end there.
         "ppo_stopped": partial(train, kind=PPO, kl_coef=0.0, controllers=(StopOnKL(limit=1e-12),)),
         "dapo": partial(
@@ -346,23 +420,36 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
             update_epochs=1,
             num_minibatches=1,
         ),
-        "resumed": partial(grpo, resume=checkpoint),
+        "resumed": partial(grpo, resume=grpo_file),
         "predict": predict,
+        "predict_resumed": partial(predict, ppo_file),
     }
     only_two: dict[str, Callable[[], Any]] = {
         "grpo again": grpo,
         "odd batch": partial(refusal, {"batch_size": 5}, {}),
         "two samplers": partial(refusal, {}, {"use_distributed_sampler": True}),
+        "trpo refused": partial(refusal, {}, {}, kind=TRPO),
     }
-    return both | only_two if WORLD_SIZE == 2 else both
+    return both | only_two | {"resume refused": partial(refusal, {}, {}, resume=grpo_file)}
 
 
 def main() -> None:
     """Run all scenarios and write what this process saw."""
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    results = {name: scenario() for name, scenario in scenarios(folder).items()}
-    torch.save(results, folder / f"{WORLD_SIZE}-{RANK}.pt")
+    folder, *names = sys.argv[1:]
+    # Few tokens share a pass of the head, so that ranks differ in the number of its passes.
+    if WORLD_SIZE > 1:
+        policy.token_log_probs_and_entropy = partial(
+            policy.token_log_probs_and_entropy, chunk_tokens=8
+        )
+    results = {}
+    for name in names:
+        strategy, _, scenario = name.partition("/")
+        print("scenario", name, flush=True)
+        results[name.removeprefix("ddp/")] = scenarios(Path(folder), strategy)[scenario](
+            **({} if strategy == "ddp" else {"strategy": strategy})
+        )
+    torch.save(results, Path(folder) / f"{WORLD_SIZE}-{RANK}.pt")
 
 
 if __name__ == "__main__":

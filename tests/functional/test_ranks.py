@@ -7,15 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_rl.functional import gather_over_ranks, minimum_over_ranks, sum_over_ranks
+from lit_rl.functional import (
+    gather_over_ranks,
+    maximum_over_ranks,
+    minimum_over_ranks,
+    sum_over_ranks,
+)
 
-SHARED = ["sum", "minimum", "gathered", "gathered numbers", "batch mean", "average"]
+SHARED = ["sum", "minimum", "maximum", "gathered", "gathered numbers", "batch mean", "average"]
 PER_ROW = ["whitened", "top", "whitened return", "normalized parts"]
 
 
 def test_a_process_on_its_own_keeps_its_numbers():
     values = torch.tensor([1.0, 2.0])
-    for reduction in (sum_over_ranks, minimum_over_ranks, gather_over_ranks):
+    for reduction in (sum_over_ranks, minimum_over_ranks, maximum_over_ranks, gather_over_ranks):
         assert torch.equal(reduction(values), values)
 
 

@@ -10,6 +10,7 @@ from lit_rl.advantages import BatchMean, MovingAverage, NormalizedParts, Whitene
 from lit_rl.functional import (
     gather_over_ranks,
     masked_whiten,
+    maximum_over_ranks,
     minimum_over_ranks,
     sum_over_ranks,
     top_fraction,
@@ -60,6 +61,7 @@ def results(rows):
     found = {
         "sum": sum_over_ranks(mask.sum()),
         "minimum": minimum_over_ranks(torch.where(mask, values, torch.inf).amin(dim=0)),
+        "maximum": maximum_over_ranks(torch.where(mask, values, -torch.inf).amax(dim=0)),
         "gathered": gather_over_ranks(values),
         "gathered numbers": gather_over_ranks(mask.sum(dim=1)),
         "whitened": whitened(values, mask),

@@ -1,0 +1,126 @@
+"""Fully sharded data parallel, the second: weights, gradients and optimizer state in parts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from lit_rl.models.response_states import ResponseReader
+from lit_rl.strategies.sharded import ShardedParallelism
+
+
+class FSDP2(ModelParallelStrategy):
+    """Lightning's strategy for `fully_shard`, with all devices data parallel.
+
+    Args:
+        save_distributed_checkpoint: write each rank's part of a checkpoint into a folder, or put
+            the parts together into one file.
+        process_group_backend: gloo or nccl; None: as the device asks for.
+        timeout: how long a rank waits for the others.
+    """
+
+    def __init__(
+        self,
+        save_distributed_checkpoint: bool = True,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+    ) -> None:
+        super().__init__(
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
+
+    def setup_environment(self) -> None:
+        """Let all devices be data parallel."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+
+class Pass(nn.Module):
+    """Calls a function as a forward pass of all the models that it holds."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        """Return what the function returns."""
+        return function()
+
+
+class FullySharded(ShardedParallelism):
+    """FSDP2: each layer of the models is put together for its part of a pass with gradient.
+
+    What is no layer (embeddings, norms, heads) stays together from the forward pass to the backward
+    pass. Gradients of micro-batches add up on each rank, whole, until the last is reduced.
+    """
+
+    strategy: FSDP2
+
+    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
+        """Accept files and folders of any number of ranks: they are cut anew."""
+
+    def whole_weight(self, parameter: nn.Parameter) -> Tensor:
+        """Return the whole weight of a parameter; a collective."""
+        weight = parameter.detach()
+        return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+    def shard(self, learners: Sequence[ResponseReader]) -> None:
+        """Cut each layer, and all that is no layer as one."""
+        mesh = self.strategy.device_mesh["data_parallel"]
+        _part(learners)
+        self._root = Pass(learners)
+        for layer in _layers(learners):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self._root, mesh=mesh)
+
+    @property
+    def root(self) -> Callable[..., Any]:
+        """The module that holds all models."""
+        return self._root
+
+    @contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        """Let gradients add up on each rank, and reduce them over ranks only in the last pass."""
+        assert isinstance(self._root, FSDPModule)
+        self._root.set_requires_gradient_sync(last)
+        yield
+
+
+def _layers(learners: Sequence[ResponseReader]) -> list[nn.Module]:
+    """Return the modules that transformers says stay on one device: the layers."""
+    layers = []
+    for model in learners:
+        if getattr(model, "backbone", model) is not None:  # else it reads the policy's states
+            names = set(model.base_model._no_split_modules or [])
+            layers += [module for module in model.modules() if type(module).__name__ in names]
+    return layers
+
+
+def _part(learners: Sequence[nn.Module]) -> None:
+    """Give each model weights of its own in the place of those that it shares with another.
+
+    The base beneath adapters; its parts are then kept once per model.
+    """
+    seen: set[int] = set()
+    for model in learners:
+        own = {id(parameter) for parameter in model.parameters()}
+        copies: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) in seen:
+                    copy = copies.setdefault(
+                        id(parameter),
+                        nn.Parameter(parameter.detach().clone(), requires_grad=False),
+                    )
+                    module.register_parameter(name, copy)
+        seen |= own

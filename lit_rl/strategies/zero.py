@@ -1,0 +1,285 @@
+"""DeepSpeed's ZeRO: optimizer state, gradients and weights in parts, by stage."""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from logging import ERROR
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lit_rl.functional import sum_over_ranks
+from lit_rl.models import Policy
+from lit_rl.models.response_states import ResponseReader
+from lit_rl.strategies.clipping import ROUNDING, check_norm, let_rest
+from lit_rl.strategies.replicas import joined
+from lit_rl.strategies.sharded import ShardedParallelism
+
+EVERYTHING = 10**12
+"""Weights that form one piece of an optimizer step: all of a parameter group."""
+
+
+class DeepSpeed(DeepSpeedStrategy):
+    """Lightning's strategy for DeepSpeed, with the settings that the loop needs.
+
+    Args:
+        stage: what is kept in parts: the state of the optimizer (1), also gradients (2), also
+            weights (3).
+        offload: whether the parts of stage 3 are kept in the memory of the CPU, on which the
+            optimizer then runs.
+        persistence_threshold: weights of at most so many entries stay whole in stage 3.
+        process_group_backend: gloo or nccl; None: as the device asks for.
+        timeout: how long a rank waits for the others.
+
+    Raises:
+        ModuleNotFoundError: if deepspeed is not installed.
+        ValueError: for an offload without stage 3.
+    """
+
+    def __init__(
+        self,
+        stage: Literal[1, 2, 3] = 2,
+        offload: bool = False,
+        persistence_threshold: int = 100_000,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+    ) -> None:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise ModuleNotFoundError(
+                "this strategy needs the package deepspeed, which installs without compiling: "
+                "DS_BUILD_OPS=0 pip install --no-build-isolation 'lit-rl[deepspeed]'"
+            )
+        if offload and stage != 3:
+            raise ValueError(f"offload of DeepSpeed is for stage 3, not for stage {stage}")
+        super().__init__(
+            config=engine_config(stage, offload, persistence_threshold),
+            logging_level=ERROR,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+        )
+        self.stage = stage
+
+    def setup_environment(self) -> None:
+        """Refuse a machine on which DeepSpeed does not train.
+
+        Raises:
+            ValueError: if the accelerator is no CUDA GPU.
+        """
+        if not isinstance(self.accelerator, CUDAAccelerator):
+            raise ValueError(
+                "strategy DeepSpeed needs a CUDA GPU, and this run has none: use --config "
+                "configs/strategy/fsdp2.yaml, or ddp.yaml"
+            )
+        super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Hand batches over as they are."""
+        precision: Any = self.precision_plugin.precision
+        self.precision_plugin = BatchesAsTheyAre(precision)
+        super().setup(trainer)
+
+
+class BatchesAsTheyAre(DeepSpeedPrecision):
+    """The precision of DeepSpeed, whose conversion of batches cannot handle a frozen container."""
+
+    def convert_input(self, data: Any) -> Any:
+        """Return a batch as it is: it holds token ids, texts and numbers of the task."""
+        return data
+
+
+def engine_config(stage: int, offload: bool, persistence_threshold: int) -> dict[str, Any]:
+    """Return DeepSpeed's settings: the loop says when a step is taken, and clips by itself."""
+    zero: dict[str, Any] = {"stage": stage, "sub_group_size": EVERYTHING}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = persistence_threshold
+    if offload:
+        zero |= {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    return {
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # which would have to be compiled
+        "managed_gradient_accumulation": False,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,
+    }
+
+
+class ZeRO(ShardedParallelism):
+    """DeepSpeed, stage 1 to 3, as one engine around all models.
+
+    Each pass with gradient is a pass of the engine. The gradient is clipped when the engine hands
+    it to the optimizer, in parts: there is no earlier moment at which it is reduced in all stages.
+    """
+
+    strategy: DeepSpeed
+
+    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
+        """Refuse a checkpoint of another number of ranks, which DeepSpeed does not read."""
+        written = len([*path.glob("checkpoint/*zero_pp_rank_*_optim_states.pt")])
+        if not written:
+            raise ValueError(
+                f"the checkpoint {path} is none of DeepSpeed: go on with the --config "
+                "configs/strategy file of the run that wrote it"
+            )
+        if self.cuts_weights and not trains:
+            raise ValueError(
+                "DeepSpeed stage 3 reads a checkpoint only to train on from it: answer held-out "
+                "prompts with the exported model (--config configs/model/hugging_face.yaml "
+                "--model.source.name .../export)"
+            )
+        if written != self.strategy.world_size:
+            raise ValueError(
+                f"the checkpoint {path} was written by {written} ranks, and DeepSpeed reads it on "
+                f"as many only, not on {self.strategy.world_size}: use --trainer.devices {written}"
+            )
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether weights are kept in parts, not only gradients and the optimizer's state."""
+        return self.strategy.stage == 3
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Let models be built whole, not in parts from the first weight on."""
+        if not self.cuts_weights:
+            yield
+            return
+        from deepspeed.runtime.zero import partition_parameters as partition
+
+        partition.shutdown_init_context()
+        try:
+            yield
+        finally:
+            partition.restore_init_context()
+
+    def placed_reference(self, reference: Any, policy: nn.Module) -> Any:
+        """Return the reference, in parts and in bfloat16 if the weights of the policy are."""
+        if self.strategy.precision_plugin.precision == "bf16-mixed":
+            for parameter in reference.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+        return super().placed_reference(reference, policy) if self.cuts_weights else reference
+
+    def shard(self, learners: Sequence[ResponseReader]) -> None:
+        """Leave that to the engine, which is made later; the head has to run in step."""
+        for model in learners:
+            if isinstance(model, Policy):
+                model.scores_in_step = self.cuts_weights
+        self._buffers = [
+            (module, name, buffer)
+            for model in learners
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def _restore_buffers(self) -> None:
+        """Give what is no weight, such as the frequencies of positions, its own precision back.
+
+        The engine makes bfloat16 of all numbers of a module.
+        """
+        for module, name, buffer in self._buffers:
+            setattr(module, name, buffer.to(self.device))
+        self._buffers = []
+
+    def whole(self, model: Any) -> AbstractContextManager[Any]:
+        """Return the model itself where its weights are whole; see `Parallelism`."""
+        self._restore_buffers()
+        return super().whole(model) if self.cuts_weights else nullcontext(model)
+
+    def changing(self, reference: Any) -> AbstractContextManager[Any]:
+        """Return the reference itself where its weights are whole; see `Parallelism`."""
+        return super().changing(reference) if self.cuts_weights else nullcontext(reference)
+
+    def whole_weight(self, parameter: Any) -> Tensor:
+        """Return the whole weight of a parameter; a collective."""
+        part = parameter.ds_tensor.detach().to(self.device)
+        return joined(part.flatten(), parameter.ds_shape)
+
+    @property
+    def root(self) -> Callable[..., Any]:
+        """The engine."""
+        self._restore_buffers()
+        engine: Callable[..., Any] = self.strategy.deepspeed_engine
+        return engine
+
+    @contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        """Leave it to the engine, which adds up until a step is taken."""
+        yield
+
+    def step(
+        self,
+        optimizer: LightningOptimizer,
+        *,
+        max_grad_norm: float | None,
+        resting: frozenset[str],
+        counts: bool,
+        where: str,
+    ) -> dict[str, float]:
+        """Clip the gradient of each group and take a step, or drop it; see `Parallelism`."""
+        engine = self.strategy.deepspeed_engine
+        clipping = Clipping(max_grad_norm, resting, where, self.device)
+        inner: Optimizer = engine.optimizer.optimizer
+        names = [group["name"] for group in inner.param_groups]
+        if not counts:
+            engine.optimizer.zero_grad(set_to_none=True)
+            return dict.fromkeys(names, 0.0)
+        handle = inner.register_step_pre_hook(clipping)
+        try:
+            optimizer.step()
+        finally:
+            handle.remove()
+        if not engine.was_step_applied():  # it found a number that is not finite
+            check_norm(float("nan"), " or the ".join(names), where)
+        return {name: clipping.norms.get(name, 0.0) for name in names}
+
+
+class Clipping:
+    """Clips gradients when an optimizer is about to take a step, part of a group by rank.
+
+    Args:
+        max_grad_norm: limit of the norm of a group's gradient; None for none.
+        resting: names of the groups that the step leaves as they are.
+        where: names the update in an error.
+        device: on which ranks add up.
+
+    Attributes:
+        norms: the norm of each group before clipping, by its name.
+    """
+
+    def __init__(
+        self,
+        max_grad_norm: float | None,
+        resting: frozenset[str],
+        where: str,
+        device: torch.device,
+    ) -> None:
+        self.max_grad_norm = max_grad_norm
+        self.resting = resting
+        self.where = where
+        self.device = device
+        self.norms: dict[str, float] = {}
+
+    def __call__(self, optimizer: Optimizer, *arguments: Any) -> None:
+        """Clip the groups that the optimizer has at the moment."""
+        for group in optimizer.param_groups:
+            gradients = [p.grad for p in group["params"] if p.grad is not None]
+            if not gradients:  # it is another group's turn
+                continue
+            squares = torch.stack([gradient.float().pow(2).sum() for gradient in gradients])
+            total = sum_over_ranks(squares.sum().to(self.device))
+            norm = self.norms[group["name"]] = float(total.sqrt())
+            check_norm(norm, group["name"], self.where)
+            if self.max_grad_norm is not None and norm > self.max_grad_norm:
+                for gradient in gradients:
+                    gradient.mul_(self.max_grad_norm / (norm + ROUNDING))
+        let_rest(optimizer, self.resting)

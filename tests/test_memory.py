@@ -1,0 +1,104 @@
+"""The estimate of memory: counted by hand on a model, and held against the peak of a process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_rl.memory import ALONE, STRATEGIES, footprint, planned
+
+CHARACTERS = "0123456789>+=" + "".join(map(chr, range(0x4E00, 0x4E00 + 2032)))  # vocabulary 2048
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128,
+}
+# Weights of a layer: four square matrices, three to or from the wide space, two norms.
+LAYER = 4 * 512**2 + 3 * 512 * 1024 + 2 * 512
+WEIGHTS = 6 * LAYER + 2 * 2048 * 512 + 512
+OPTIONS = [
+    *("--model.source.config", json.dumps(MODEL), "--model.source.alphabet", CHARACTERS),
+    *("--model.sampling", '{"max_new_tokens": 64, "min_new_tokens": 64}'),
+    *("--data.max_prompt_tokens", "5", "--data.batch_size", "8", "--model.group_size", "4"),
+    *("--model.micro_batch_tokens", "512", "--model.num_minibatches", "1"),
+    *("--model.update_epochs", "1", "--model.skip_zero_advantages", "false"),
+]
+BY_NAME = {strategy.name: strategy for strategy in (ALONE, *STRATEGIES)}
+
+
+def held(*options, devices=1):
+    return footprint(*planned([*OPTIONS, *options]), devices=devices)
+
+
+def test_weights_gradients_and_moments_are_counted():
+    """AdamW has two moments per weight; float32 has four bytes."""
+    parts = held("--model.kl_coef", "0.1").parts(ALONE, 1)
+    assert parts["weights"] == parts["gradients"] == parts["reference"] == 4 * WEIGHTS
+    assert parts["optimizer"] == 8 * WEIGHTS
+    assert parts["critic"] == 0
+
+
+def test_cache_and_logits_are_counted():
+    """Keys and values of 8 prompts of 5 tokens, and of 32 responses of 64; 512 tokens of logits."""
+    footprint = held()
+    assert footprint.cache == (8 * 5 + 32 * 64) * 2 * 6 * 512 * 4
+    assert footprint.logits == 512 * 2048 * 4
+    assert footprint.reference == 0
+
+
+def test_shards_divide_what_the_strategy_cuts():
+    footprint = held("--model.kl_coef", "0.1", devices=4)
+    weights = {name: footprint.parts(s, 4)["weights"] for name, s in BY_NAME.items()}
+    moments = {name: footprint.parts(s, 4)["optimizer"] for name, s in BY_NAME.items()}
+    assert weights["ddp"] == weights["deepspeed_2"] == 4 * WEIGHTS
+    assert weights["fsdp2"] == weights["deepspeed_3"] == WEIGHTS
+    assert moments["ddp"] == 8 * WEIGHTS
+    assert moments["fsdp2"] == 2 * WEIGHTS
+    # With a copy of the weights of its part.
+    assert moments["deepspeed_1"] == 2 * WEIGHTS + WEIGHTS
+
+
+def test_an_adapter_is_trained_alone_upon_one_base():
+    """Rank 1 on the four square matrices: 2 x 512 weights each."""
+    lora = {
+        "class_path": "lit_rl.models.LoRA",
+        "init_args": {"rank": 1, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+    }
+    parts = held("--model.adapter", json.dumps(lora), "--model.kl_coef", "0.1").parts(ALONE, 1)
+    trained = 4 * 6 * 4 * 2 * 512
+    assert parts["gradients"] == parts["reference"] == trained
+    assert parts["weights"] == 4 * WEIGHTS + trained
+
+
+def measured(*options):
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("memory_worker.py")), *OPTIONS, *options],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    (peak,) = [line for line in run.stdout.splitlines() if line.startswith("peak")]
+    return int(peak.split()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--model.kl_coef", "0.1"], id="grpo with a reference"),
+        pytest.param(["--model.micro_batch_tokens", "2048"], id="grpo with one large pass"),
+        pytest.param(["--model", "lit_rl.algorithms.PPO"], id="ppo"),
+    ],
+)
+def test_the_peak_of_a_process_is_the_estimate_within_15_percent(options):
+    options = [*options, "--model.entropy_coef", "0.0"]
+    expected = max(held(*options).stages(ALONE, 1).values())
+    assert measured(*options) == pytest.approx(expected, rel=0.15)
