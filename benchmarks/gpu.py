@@ -25,8 +25,8 @@ import lightning as L
 import torch
 from datasets import Dataset
 
+from compare.lit_rl_side import bare_trainer, rewards
 from compare.report import PACKAGES, environment, table
-from compare.workloads import reward
 from lit_rl.algorithms import GRPO, CurrentLogProbs
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.data import PromptDataModule
@@ -117,10 +117,6 @@ class Measurement(RLCallback):
         return [name, *stages, f"{rate:,.0f}", f"{self.peak_bytes / 2**30:.2f}"]
 
 
-def rewards(responses: list[str]) -> list[float]:
-    return [reward(text) for text in responses]
-
-
 def measured(settings: dict[str, Any], *, on_gpu: bool, small: bool) -> Measurement:
     """Train with some settings."""
     prompt_tokens, new_tokens = lengths(small)
@@ -145,19 +141,10 @@ def measured(settings: dict[str, Any], *, on_gpu: bool, small: bool) -> Measurem
         **settings,
     )
     measurement = Measurement(on_gpu)
-    trainer = L.Trainer(
+    trainer = bare_trainer(
+        measurement,
         accelerator="gpu" if on_gpu else "cpu",
-        devices=1,
         precision="bf16-mixed" if on_gpu else "32-true",
-        max_epochs=1,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[measurement],
     )
     data = PromptDataModule(
         task=Noise(prompt_tokens),

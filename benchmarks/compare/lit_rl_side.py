@@ -153,17 +153,9 @@ def _module(job: Job, **settings: Any) -> GRPO | PPO:
     return GRPO(advantage=GroupNormalized(epsilon=1e-4), **common)  # TRL's epsilon
 
 
-def _fit(job: Job, module: GRPO | PPO, iterations: int, callback: Callback) -> None:
-    workload = job.workload
-    texts = prompts(workload, module.tokenizer, iterations * workload.num_prompts)
-    data = PromptDataModule(
-        task=PromptList(texts),
-        batch_size=workload.num_prompts,
-        eval_batch_size=1,
-        max_prompt_tokens=workload.prompt_tokens,
-    )
-    trainer = L.Trainer(
-        accelerator="cpu",
+def bare_trainer(callback: Callback, **settings: Any) -> L.Trainer:
+    """Return a trainer of one epoch on one device that does nothing but train."""
+    return L.Trainer(
         devices=1,
         max_epochs=1,
         limit_val_batches=0,
@@ -174,8 +166,20 @@ def _fit(job: Job, module: GRPO | PPO, iterations: int, callback: Callback) -> N
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[callback],
+        **settings,
     )
-    trainer.fit(module, data)
+
+
+def _fit(job: Job, module: GRPO | PPO, iterations: int, callback: Callback) -> None:
+    workload = job.workload
+    texts = prompts(workload, module.tokenizer, iterations * workload.num_prompts)
+    data = PromptDataModule(
+        task=PromptList(texts),
+        batch_size=workload.num_prompts,
+        eval_batch_size=1,
+        max_prompt_tokens=workload.prompt_tokens,
+    )
+    bare_trainer(callback, accelerator="cpu").fit(module, data)
 
 
 def measure(job: Job) -> dict[str, Any]:

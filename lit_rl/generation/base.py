@@ -89,16 +89,10 @@ def sampler_and_ends(
 ) -> tuple[TokenSampler, ResponseEnds]:
     """Return what draws the tokens of a request, and what tells where its responses end.
 
-    Args:
-        policy: as all others, what `Generator.__call__` was asked.
-        tokenizer: see there.
-        prompts: see there.
-        sampling: see there.
-        group_size: see there.
-        seed: see there.
+    The arguments are those of `Generator.__call__`.
 
     Raises:
-        ValueError: if no generator can do it, see there.
+        ValueError: if a prompt is empty, or is too long for the model's context.
     """
     check_request(policy, prompts, sampling, group_size)
     device = prompts.ids.device
