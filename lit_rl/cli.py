@@ -24,7 +24,7 @@ from lit_rl.algorithms.optimization import check_precision
 from lit_rl.callbacks import EndTogether, IterationProgressBar, StopOnInterrupt
 from lit_rl.config_choices import with_own_defaults
 from lit_rl.config_errors import explain
-from lit_rl.strategies import check_strategy
+from lit_rl.strategies import check_strategy, parallelism_of
 
 
 class RLArgumentParser(LightningArgumentParser):
@@ -130,6 +130,8 @@ class RLCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run; what the set-up refuses, before anything is trained, is a configuration's error."""
         try:
+            if path := self.config[subcommand].ckpt_path:
+                parallelism_of(self.trainer.strategy).check_checkpoint(Path(path))
             super()._run_subcommand(subcommand)
         except (ValueError, OSError, EOFError, MisconfigurationException) as error:
             if self.model.training_begun:

@@ -5,7 +5,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 import lightning as L
@@ -202,8 +201,8 @@ class RLModule(L.LightningModule):
         """Take what the strategy of the trainer asks for.
 
         Raises:
-            ValueError: for a model that the strategy cannot put into shards, for one that is in
-                shards already, and for a checkpoint that the strategy cannot read.
+            ValueError: for a model that the strategy cannot put into shards, and for one that is
+                in shards already.
         """
         if self.parallelism.strategy is not self.trainer.strategy:
             self.parallelism.check_free()
@@ -213,8 +212,6 @@ class RLModule(L.LightningModule):
                 "source.load_in_4bit makes weights that cannot be put into shards: use "
                 "--trainer.strategy ddp, or --model.source.load_in_4bit false"
             )
-        if path := self.trainer.ckpt_path:
-            self.parallelism.check_checkpoint(Path(path), trains=self.is_for_training)
 
     def forward(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return `function(*arguments)`: an engine around this module calls it for a pass."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
@@ -65,9 +64,6 @@ class FullySharded(ShardedParallelism):
     """
 
     strategy: FSDP2
-
-    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
-        """Accept files and folders of any number of ranks: they are cut anew."""
 
     def whole_weight(self, parameter: nn.Parameter) -> Tensor:
         """Return the whole weight of a parameter; a collective."""

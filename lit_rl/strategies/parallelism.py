@@ -50,12 +50,8 @@ class Parallelism:
         """Whether ranks reduce their gradients."""
         return isinstance(self.strategy, ParallelStrategy)
 
-    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
+    def check_checkpoint(self, path: Path) -> None:
         """Refuse a checkpoint that this strategy cannot read.
-
-        Args:
-            path: the checkpoint.
-            trains: whether the run trains, not only answers held-out prompts.
 
         Raises:
             ValueError: with the reason.

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -47,6 +48,9 @@ class ShardedParallelism(Parallelism):
     @abstractmethod
     def shard(self, learners: Sequence[ResponseReader]) -> None:
         """Cut the weights of the models, which are whole."""
+
+    def check_checkpoint(self, path: Path) -> None:
+        """Leave it to the strategy, which loads it."""
 
     def check_free(self) -> None:
         """Refuse to hand models over to another strategy; see `Parallelism`."""

@@ -15,6 +15,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -88,6 +89,48 @@ class DeepSpeed(DeepSpeedStrategy):
         self.precision_plugin = BatchesAsTheyAre(precision)
         super().setup(trainer)
 
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+        """Load a checkpoint, if the engine can read it; see `check_engine_checkpoint`."""
+        assert self.lightning_module is not None
+        check_engine_checkpoint(
+            Path(checkpoint_path),
+            self.stage,
+            self.world_size,
+            trains=self.lightning_module.trainer.state.fn == TrainerFn.FITTING,
+        )
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+
+def check_engine_checkpoint(path: Path, stage: int, world_size: int, *, trains: bool) -> None:
+    """Refuse a checkpoint that DeepSpeed does not read.
+
+    Args:
+        path: the checkpoint.
+        stage: of the run that reads it.
+        world_size: its number of ranks.
+        trains: whether it trains, not only answers held-out prompts.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    written = len([*path.glob("checkpoint/*zero_pp_rank_*_optim_states.pt")])
+    if not written:
+        raise ValueError(
+            f"the checkpoint {path} is none of DeepSpeed: go on with the --config "
+            "configs/strategy file of the run that wrote it"
+        )
+    if stage == 3 and not trains:
+        raise ValueError(
+            "DeepSpeed stage 3 reads a checkpoint only to train on from it: answer held-out "
+            "prompts with the exported model (--config configs/model/hugging_face.yaml "
+            "--model.source.name .../export)"
+        )
+    if written != world_size:
+        raise ValueError(
+            f"the checkpoint {path} was written by {written} ranks, and DeepSpeed reads it on "
+            f"as many only, not on {world_size}: use --trainer.devices {written}"
+        )
+
 
 class BatchesAsTheyAre(DeepSpeedPrecision):
     """The precision of DeepSpeed, whose conversion of batches cannot handle a frozen container."""
@@ -122,26 +165,6 @@ class ZeRO(ShardedParallelism):
     """
 
     strategy: DeepSpeed
-
-    def check_checkpoint(self, path: Path, *, trains: bool) -> None:
-        """Refuse a checkpoint of another number of ranks, which DeepSpeed does not read."""
-        written = len([*path.glob("checkpoint/*zero_pp_rank_*_optim_states.pt")])
-        if not written:
-            raise ValueError(
-                f"the checkpoint {path} is none of DeepSpeed: go on with the --config "
-                "configs/strategy file of the run that wrote it"
-            )
-        if self.cuts_weights and not trains:
-            raise ValueError(
-                "DeepSpeed stage 3 reads a checkpoint only to train on from it: answer held-out "
-                "prompts with the exported model (--config configs/model/hugging_face.yaml "
-                "--model.source.name .../export)"
-            )
-        if written != self.strategy.world_size:
-            raise ValueError(
-                f"the checkpoint {path} was written by {written} ranks, and DeepSpeed reads it on "
-                f"as many only, not on {self.strategy.world_size}: use --trainer.devices {written}"
-            )
 
     @property
     def cuts_weights(self) -> bool:

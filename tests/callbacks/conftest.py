@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_rl.algorithms.hooks import call_hooks
 from lit_rl.policy_losses import ClippedSurrogate
+from lit_rl.strategies import Parallelism
 from lit_rl.types import (
     ActorCriticOutput,
     CriticExperience,
@@ -193,6 +194,7 @@ class TinyModule(L.LightningModule):
     def __init__(self, accuracies=()):
         super().__init__()
         self.automatic_optimization = False
+        self.parallelism = Parallelism()
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.policy_loss = ClippedSurrogate()
         self.value_loss = ClippedSquaredError()

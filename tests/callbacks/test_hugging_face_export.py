@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_rl.callbacks import HuggingFaceExport
 from lit_rl.models import LoRA, Policy, RandomCausalLM
+from lit_rl.strategies import Parallelism
 
 CONFIG = {
     "model_type": "llama",
@@ -60,7 +61,9 @@ def test_nothing_of_training_stands_in_the_export(trainer, tiny_module, tmp_path
     model = source.model(0)
     original = model.config.to_dict()
     for _ in range(2):
-        holder = SimpleNamespace(policy=Policy(model), tokenizer=source.tokenizer())
+        holder = SimpleNamespace(
+            policy=Policy(model), tokenizer=source.tokenizer(), parallelism=Parallelism()
+        )
         callback.on_train_end(trainer, holder)
         model = AutoModelForCausalLM.from_pretrained(callback.path)
     exported = json.loads((callback.path / "config.json").read_text())
@@ -72,6 +75,7 @@ def test_nothing_of_training_stands_in_the_export(trainer, tiny_module, tmp_path
 def test_other_ranks_write_nothing(trainer, tiny_module, monkeypatch):
     monkeypatch.setattr(type(trainer), "is_global_zero", False)
     callback, module = HuggingFaceExport(), tiny_module()
+    module.policy = Policy(RandomCausalLM(alphabet="0123456789>", config=CONFIG).model(0))
     callback.setup(trainer, module, "fit")
     callback.on_train_end(trainer, module)
     assert not callback.path.exists()

@@ -6,7 +6,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 
 from lit_rl.strategies import DeepSpeed
 from lit_rl.strategies.parallelism import Parallelism
-from lit_rl.strategies.zero import Clipping, ZeRO, engine_config
+from lit_rl.strategies.zero import Clipping, check_engine_checkpoint, engine_config
 
 CPU = torch.device("cpu")
 
@@ -51,23 +51,22 @@ def test_a_checkpoint_that_the_engine_cannot_read_is_refused(tmp_path, files, me
     for rank in range(files):
         name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         (tmp_path / "checkpoint" / name).touch()
-    strategy = DeepSpeed()
-    strategy.cluster_environment = type("Two", (), {"world_size": lambda self: 2})()
     with pytest.raises(ValueError, match=message):
-        ZeRO(strategy).check_checkpoint(tmp_path, trains=True)
+        check_engine_checkpoint(tmp_path, 2, 2, trains=True)
 
 
 def test_stage_3_says_how_held_out_prompts_are_answered_from_a_checkpoint(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
     with pytest.raises(ValueError, match=r"only to train on from it: .*exported model"):
-        ZeRO(DeepSpeed(stage=3)).check_checkpoint(tmp_path, trains=False)
+        check_engine_checkpoint(tmp_path, 3, 1, trains=False)
+    check_engine_checkpoint(tmp_path, 3, 1, trains=True)
 
 
 def test_a_folder_of_shards_is_refused_where_weights_are_whole(tmp_path):
     with pytest.raises(ValueError, match="is a folder of weights in shards"):
-        Parallelism().check_checkpoint(tmp_path, trains=True)
-    Parallelism().check_checkpoint(tmp_path / "last.ckpt", trains=True)
+        Parallelism().check_checkpoint(tmp_path)
+    Parallelism().check_checkpoint(tmp_path / "last.ckpt")
 
 
 def groups(**gradients):
