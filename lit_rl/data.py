@@ -248,7 +248,8 @@ class PromptDataModule(L.LightningDataModule):
         """
         if self.train_batches is None:
             return {}
-        done = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        progress: Any = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        done = progress.processed
         ended = done >= self._trainer.num_training_batches
         return {
             "epoch": self.train_batches.epoch + int(ended),

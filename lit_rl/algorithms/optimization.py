@@ -82,9 +82,7 @@ def left_out(parameters: Iterable[nn.Parameter], trainer: L.Trainer) -> Float[Te
     return 0.0 * torch.stack([p.sum() for p in parameters if p.requires_grad]).sum()
 
 
-def clip_grad_norms(
-    optimizer: Optimizer, max_grad_norm: float | None, where: str
-) -> dict[str, float]:
+def clip_grad_norms(optimizer: Optimizer, max_grad_norm: float | None) -> dict[str, float]:
     """Scale the gradient of each parameter group to a norm of at most `max_grad_norm`.
 
     Groups are clipped apart, so that a critic far from its targets does not shrink the step of the
@@ -93,26 +91,16 @@ def clip_grad_norms(
     Args:
         optimizer: its parameters hold the gradient; its groups have a `name`.
         max_grad_norm: the limit; None clips nothing.
-        where: names the update in the error.
 
     Returns:
-        The norm of each group before clipping, by its name.
-
-    Raises:
-        ValueError: if a norm is not finite; a step would destroy the weights.
+        The norm of each group before clipping, by its name; where one is not finite, a step would
+        destroy the weights.
     """
     limit = math.inf if max_grad_norm is None else max_grad_norm
-    norms = {}
-    for group in optimizer.param_groups:
-        norm = float(torch.nn.utils.clip_grad_norm_(group["params"], limit))
-        if not math.isfinite(norm):
-            raise ValueError(
-                f"the gradient norm of the {group['name']} is {norm} in {where}: the weights are "
-                "untouched by this update. Look at the metrics of the iterations before it, or "
-                "lower the learning rate"
-            )
-        norms[group["name"]] = norm
-    return norms
+    return {
+        group["name"]: float(torch.nn.utils.clip_grad_norm_(group["params"], limit))
+        for group in optimizer.param_groups
+    }
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:

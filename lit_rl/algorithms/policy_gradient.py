@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_rl.advantages.base import AdvantageEstimator
@@ -15,8 +16,10 @@ from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.free_memory import return_free_memory
 from lit_rl.algorithms.hooks import RLCallback, call_hooks
 from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
+from lit_rl.algorithms.non_finite import finite_on_all_ranks, save_minibatch
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.optimization import accumulate, clip_grad_norms
+from lit_rl.algorithms.out_of_memory import with_less_memory
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
 from lit_rl.algorithms.setting_checks import check_policy_gradient
 from lit_rl.functional import sum_over_ranks, top_fraction
@@ -67,6 +70,9 @@ class PolicyGradient(RLModule):
         skip_zero_advantages: leave rows without advantage out of the passes of the update. They
             still count in every denominator, so the gradient is the same; metrics of the update
             cover the other rows only. Needs a loss without KL and entropy.
+        max_skipped_updates: updates in a row whose loss or gradient is not finite at which the run
+            ends, with the rows of the last of them in its folder. Such an update takes no optimizer
+            step, and the metric `skipped_updates` counts it.
         module: the arguments of `RLModule`.
 
     Raises:
@@ -93,6 +99,7 @@ class PolicyGradient(RLModule):
         update_epochs: int = 1,
         num_minibatches: int = 1,
         skip_zero_advantages: bool = False,
+        max_skipped_updates: int = 3,
         **module: Any,
     ) -> None:
         super().__init__(**module)
@@ -111,9 +118,12 @@ class PolicyGradient(RLModule):
         self.update_epochs = update_epochs
         self.num_minibatches = num_minibatches
         self.skip_zero_advantages = skip_zero_advantages
+        self.max_skipped_updates = max_skipped_updates
         self.stop_updates = False
         self.num_rewarded = 0
         self.skipped_iterations = 0
+        self.skipped_updates = 0
+        self.skipped_in_a_row = 0
         check_policy_gradient(self)
 
     @property
@@ -278,9 +288,30 @@ class PolicyGradient(RLModule):
         weight = float(len(minibatch) > 0)
         trained = minibatch if weight else experience.select(rows.new_zeros(1))
 
-        optimizer, loss = self.raw_optimizer, torch.zeros((), device=self.device)
+        loss, passes = with_less_memory(
+            lambda groups: self.backward_passes(trained, groups, weight, totals),
+            groups=lambda: self.micro_batch_rows(trained),
+            split=lambda count: self.split_micro_batches(trained, count),
+            alone=self.trainer.world_size == 1,
+        )
+        optimizer = self.raw_optimizer
+        grad_norms = clip_grad_norms(optimizer, self.max_grad_norm)
+        finite = finite_on_all_ranks(loss, grad_norms)
+        if totals.tokens and finite:  # no tokens: the momentum alone would move the weights
+            self.optimizers().step()  # type: ignore[union-attr]
+            self.scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.count_skipped(finite, trained, index)
+        return Update(
+            passes=passes if weight else (), loss=loss, grad_norms=grad_norms, index=index
+        )
+
+    def backward_passes(
+        self, trained: Experience, groups: Sequence[Tensor], weight: float, totals: Totals
+    ) -> tuple[Float[Tensor, ""], tuple[tuple[Experience, ModelOutput], ...]]:
+        """Add up the gradient over micro-batches; return the loss, and rows with outputs."""
+        loss = torch.zeros((), device=self.device)
         passes = []
-        groups = self.micro_batch_rows(trained)
         for number, group in enumerate(groups, start=1):
             micro_batch = trained.select(group).trimmed()
             output = self.forward_pass(micro_batch)
@@ -290,19 +321,40 @@ class PolicyGradient(RLModule):
                 self.manual_backward(part * self.trainer.world_size)
             loss += part.detach()
             passes.append((micro_batch, output.map_tensors(Tensor.detach)))
+        return loss, tuple(passes)
 
-        where = f"iteration {self.iteration + 1}, update {index + 1}"
-        grad_norms = clip_grad_norms(optimizer, self.max_grad_norm, where)
-        if totals.tokens:  # else the optimizer would move the weights by its momentum alone
-            self.optimizers().step()  # type: ignore[union-attr]
-            self.scheduler.step()
-        optimizer.zero_grad(set_to_none=True)
-        return Update(
-            passes=tuple(passes) if weight else (),
-            loss=loss,
-            grad_norms=grad_norms,
-            index=index,
+    def split_micro_batches(self, trained: Experience, count: int) -> None:
+        """Halve the budget of tokens until rows form more than `count` micro-batches."""
+        self.raw_optimizer.zero_grad(set_to_none=True)
+        before = self.micro_batch_tokens
+        while len(self.micro_batch_rows(trained)) <= count:
+            self.micro_batch_tokens //= 2
+        return_free_memory()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        rank_zero_warn(
+            f"memory ran out in iteration {self.iteration + 1}: micro_batch_tokens is "
+            f"{self.micro_batch_tokens} instead of {before} from here on, and the minibatch is "
+            "repeated. The results are the same"
         )
+
+    def count_skipped(self, finite: bool, minibatch: Experience, index: int) -> None:
+        """Count an optimizer step that was skipped, on all ranks together.
+
+        Raises:
+            FloatingPointError: if it is the last of `max_skipped_updates` in a row.
+        """
+        self.skipped_updates += int(not finite)
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row == self.max_skipped_updates:
+            where = f"iteration{self.iteration + 1}-update{index + 1}"
+            path = save_minibatch(self.trainer, minibatch, where)
+            raise FloatingPointError(
+                f"loss or gradient were not finite in {self.skipped_in_a_row} updates in a row, "
+                f"the last update {index + 1} of iteration {self.iteration + 1}; its rows are in "
+                f"{path}. The weights are untouched by these updates. Look at the rows and at the "
+                "metrics of the iterations before, or lower the learning rate"
+            )
 
     def forward_pass(self, experience: Experience) -> ModelOutput:
         """Return what the models say of a micro-batch, with gradient."""
@@ -342,6 +394,7 @@ class PolicyGradient(RLModule):
                 "loss": sum_over_ranks(losses.mean()),
                 "num_updates": float(len(updates)),
                 "skipped_iterations": float(self.skipped_iterations),
+                "skipped_updates": float(self.skipped_updates),
                 **self.norms_and_rates(updates),
                 "kl_coef": self.kl_coef,
                 "entropy_coef": self.entropy_coef,
@@ -374,10 +427,14 @@ class PolicyGradient(RLModule):
         """Store what the advantage estimator remembers."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lit_rl"]["skipped_iterations"] = self.skipped_iterations
+        checkpoint["lit_rl"]["skipped_updates"] = self.skipped_updates
+        checkpoint["lit_rl"]["skipped_in_a_row"] = self.skipped_in_a_row
         checkpoint["lit_rl"]["advantage"] = self.advantage.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give the advantage estimator its memory back."""
         super().on_load_checkpoint(checkpoint)
         self.skipped_iterations = checkpoint["lit_rl"].get("skipped_iterations", 0)
+        self.skipped_updates = checkpoint["lit_rl"].get("skipped_updates", 0)
+        self.skipped_in_a_row = checkpoint["lit_rl"].get("skipped_in_a_row", 0)
         self.advantage.load_state_dict(checkpoint["lit_rl"].get("advantage", {}))

@@ -19,7 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
 from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
 from lit_rl.algorithms.minibatches import micro_batch_rows
+from lit_rl.algorithms.non_finite import check_finite_weights
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
@@ -291,13 +293,18 @@ class RLModule(L.LightningModule):
         return scheduler
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the number of finished iterations, which seeds the sampling.
+        """Store the number of finished iterations, which seeds the sampling, and whose it is.
 
         Of a base beneath an adapter, which the source gives, only a hash is stored.
+
+        Raises:
+            FloatingPointError: on every rank, if a trained weight is not finite.
         """
+        check_finite_weights(self)
         checkpoint["lit_rl"] = {
             "iteration": self.iteration,
             "reference_moved": self.reference_moved,
+            "identity": self.identity,
         }
         if self.adapter is not None:
             checkpoint["lit_rl"]["base"] = self.base_fingerprint
@@ -307,8 +314,15 @@ class RLModule(L.LightningModule):
         """Continue counting iterations, and begin where the data begin.
 
         Raises:
-            ValueError: if the checkpoint's adapter stands upon another base.
+            ValueError: if the checkpoint is not of this algorithm, model and tokenizer, or if its
+                adapter stands upon another base.
         """
+        if "lit_rl" not in checkpoint:
+            raise ValueError("the checkpoint is not of an algorithm of lit_rl")
+        own = dict(self.identity)
+        if not self.is_for_training:  # weights alone are read
+            del own["algorithm"]
+        check_identity(checkpoint["lit_rl"].get("identity", {}), own)
         if self.adapter is not None:
             if checkpoint["lit_rl"].get("base") != self.base_fingerprint:
                 raise ValueError(
@@ -328,6 +342,15 @@ class RLModule(L.LightningModule):
         position = checkpoint.get(type(datamodule).__qualname__)
         if isinstance(datamodule, PromptDataModule) and position:
             align_loop(checkpoint["loops"]["fit_loop"], position)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint of this run belongs to."""
+        return {
+            "algorithm": type(self).__name__,
+            "model": model_name(self.policy.model),
+            "tokenizer": tokenizer_name(self.tokenizer),
+        }
 
     @property
     def _is_reference_restored(self) -> bool:

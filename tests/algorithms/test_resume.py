@@ -94,10 +94,14 @@ def test_checkpoint_holds_no_reference_and_no_settings(signal, fit, tmp_path):
     assert set(checkpoint["state_dict"]) == set(module.state_dict())
     assert all(name.startswith("policy.") for name in checkpoint["state_dict"])
     assert "hyper_parameters" not in checkpoint
+    identity = checkpoint["lit_rl"].pop("identity")
+    assert set(identity) == {"algorithm", "model", "tokenizer"}
     assert checkpoint["lit_rl"] == {
         "iteration": 1,
         "reference_moved": False,
         "skipped_iterations": 0,
+        "skipped_updates": 0,
+        "skipped_in_a_row": 0,
         "advantage": {},
     }
 
