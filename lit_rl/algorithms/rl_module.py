@@ -23,6 +23,7 @@ from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_nam
 from lit_rl.algorithms.minibatches import micro_batch_rows
 from lit_rl.algorithms.non_finite import check_finite_weights
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
+from lit_rl.algorithms.random_state import random_states, restore_random_states
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
@@ -111,6 +112,7 @@ class RLModule(L.LightningModule):
         self.planned_iterations: int | None = None
         self.training_begun = False
         self._warned_of_no_reward = False
+        self._random_states: list[dict[str, Any]] | None = None
         self.policy: Policy
         # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
         self._reference: list[Policy] | None = None
@@ -271,7 +273,18 @@ class RLModule(L.LightningModule):
             self.reference.to(self.device)
 
     def on_train_start(self) -> None:
-        """Let the configured settings of the optimizer hold over those of a checkpoint."""
+        """Let the configured settings of the optimizer hold over those of a checkpoint.
+
+        Random numbers go on as the checkpoint has them, whatever was drawn meanwhile.
+        """
+        if self._random_states is not None:
+            restore_random_states(
+                self._random_states,
+                rank=self.global_rank,
+                world_size=self.trainer.world_size,
+                device=self.device,
+            )
+            self._random_states = None
         self.training_begun = True
         self.policy.train()
         # A run that is resumed with other updates per iteration is where its own plan has it.
@@ -305,6 +318,7 @@ class RLModule(L.LightningModule):
             "iteration": self.iteration,
             "reference_moved": self.reference_moved,
             "identity": self.identity,
+            "random": random_states(self.device),
         }
         if self.adapter is not None:
             checkpoint["lit_rl"]["base"] = self.base_fingerprint
@@ -331,6 +345,7 @@ class RLModule(L.LightningModule):
                 )
             checkpoint["state_dict"].update(self.base_weights)
         self.iteration = checkpoint["lit_rl"]["iteration"]
+        self._random_states = checkpoint["lit_rl"].get("random")
         self.reference_moved = checkpoint["lit_rl"].get("reference_moved", False)
         if self.reference_moved and self.reference is not None and not self._is_reference_restored:
             raise ValueError(
