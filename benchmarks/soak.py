@@ -113,9 +113,10 @@ class Watch(RLCallback):
         self.kill, self.memory, self.iterations = kill, memory, 0
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.kill.enter("rollout")
+        MARKER[0] = PHASES.index("rollout")
 
     def on_rollout(self, trainer, module, scored, experience):
+        self.kill.enter("rollout")
         MARKER[0] = PHASES.index("update")
 
     def on_minibatch(self, trainer, module, update):

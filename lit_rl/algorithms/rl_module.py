@@ -277,6 +277,11 @@ class RLModule(L.LightningModule):
 
         Random numbers go on as the checkpoint has them, whatever was drawn meanwhile.
         """
+        self.training_begun = True
+        self.policy.train()
+        # A run that is resumed with other updates per iteration is where its own plan has it.
+        self.scheduler.last_epoch = self.iteration * self.steps_per_iteration
+        restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
         if self._random_states is not None:
             restore_random_states(
                 self._random_states,
@@ -285,11 +290,6 @@ class RLModule(L.LightningModule):
                 device=self.device,
             )
             self._random_states = None
-        self.training_begun = True
-        self.policy.train()
-        # A run that is resumed with other updates per iteration is where its own plan has it.
-        self.scheduler.last_epoch = self.iteration * self.steps_per_iteration
-        restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
 
     @property
     def raw_optimizer(self) -> Optimizer:
