@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent.parent
 ARGUMENTS = [
     "--config", ROOT / "configs" / "algorithm" / "grpo.yaml",
     "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
-    "--data.task.num_digits", 4, "--data.task.num_train", 8000, "--data.batch_size", 8, "--trainer.max_epochs", 1,
+    "--data.task.num_digits", 4, "--data.task.num_train", 8000,
+    "--data.batch_size", 8, "--trainer.max_epochs", 1,
 ]  # fmt: skip
 TWO = ["--trainer.devices", 2, "--trainer.strategy", "ddp"]
 
