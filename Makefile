@@ -10,7 +10,7 @@ TINY := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smollm2 smollm2-ppo results test test-slow check format bench clean
+.PHONY: help setup demo smollm2 smollm2-ppo results test test-slow check format bench soak clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ format: setup  ## format the code and mend what ruff can
 bench: setup  ## measure speed and memory of the loop's parts
 	$(TINY) $(BIN)/python benchmarks/log_probs.py $(ARGS)
 	$(TINY) $(BIN)/python benchmarks/iteration.py $(ARGS)
+
+soak: setup  ## kill a tiny run at random for 20 minutes and compare it with one left alone
+	$(TINY) $(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean:  ## remove the environment and caches, not the runs
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

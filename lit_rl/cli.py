@@ -5,7 +5,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
@@ -22,6 +22,9 @@ from transformers.utils.logging import disable_progress_bar
 from lit_rl.algorithms import RLModule
 from lit_rl.algorithms.optimization import check_precision
 from lit_rl.callbacks import EndTogether, IterationProgressBar, StopOnInterrupt
+from lit_rl.callbacks.metrics_file import MetricsFile
+from lit_rl.callbacks.stop_on_interrupt import EXIT_CODE
+from lit_rl.checkpoints import VerifiedCheckpointIO, newest_valid
 from lit_rl.config_choices import with_own_defaults
 from lit_rl.config_errors import explain
 from lit_rl.strategies import check_strategy, parallelism_of
@@ -61,8 +64,9 @@ class RLCLI(LightningCLI):
     - `seed_everything` is the one seed: the model and the data receive it.
     - Every run has its own folder below `trainer.default_root_dir` (`runs`), which holds the
       resolved configuration and everything that the run writes.
-    - `--ckpt_path last` is the last checkpoint of the newest run of the same algorithm. What the
+    - `--ckpt_path last` is the newest whole checkpoint of the runs of the same algorithm. What the
       configuration and the command line say holds over what a checkpoint stores.
+    - Checkpoints are written and read by `VerifiedCheckpointIO`, unless `trainer.plugins` is set.
     """
 
     def __init__(self, base_config: Path, args: ArgsType = None) -> None:
@@ -128,11 +132,18 @@ class RLCLI(LightningCLI):
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run; what the set-up refuses, before anything is trained, is a configuration's error."""
+        """Run; what the set-up refuses, before anything is trained, is a configuration's error.
+
+        A run that a signal stopped ends with `EXIT_CODE`, on the rank that started the others.
+        """
         try:
             if path := self.config[subcommand].ckpt_path:
                 parallelism_of(self.trainer.strategy).check_checkpoint(Path(path))
             super()._run_subcommand(subcommand)
+            callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+            stopped = any(isinstance(c, StopOnInterrupt) and c.stopped for c in callbacks)
+            if stopped and self.trainer.local_rank == 0:
+                sys.exit(EXIT_CODE)
         except (ValueError, OSError, EOFError, MisconfigurationException) as error:
             if self.model.training_begun:
                 raise
@@ -156,7 +167,7 @@ class RLCLI(LightningCLI):
         folder = settings["default_root_dir"]
         if settings["logger"] in (None, True):
             kwargs["logger"] = [
-                CSVLogger(folder, name="", version=""),
+                MetricsFile(folder),
                 TensorBoardLogger(folder, name="", version=""),
             ]
         callbacks = settings["callbacks"] = list(settings["callbacks"] or [])
@@ -164,7 +175,12 @@ class RLCLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if settings["enable_progress_bar"] in (None, True) and not has_bar:
             callbacks.append(IterationProgressBar())
-        return super().instantiate_trainer(**kwargs)
+        trainer: Trainer = super().instantiate_trainer(**kwargs)
+        if not settings["plugins"]:
+            # A strategy that writes a folder of shards itself takes none.
+            with suppress(NotImplementedError):
+                trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
+        return trainer
 
 
 def silence_libraries() -> None:
@@ -232,17 +248,19 @@ def new_folder(root: Path, name: str) -> Path:
 
 
 def last_checkpoint(root: Path, algorithm: str) -> Path:
-    """Return the last checkpoint of the newest run of an algorithm.
+    """Return the newest checkpoint of the runs of an algorithm that is whole.
+
+    A broken one is skipped with a warning.
 
     Raises:
         ValueError: if there is none.
     """
     own_runs = re.compile(rf"-{re.escape(algorithm)}(-\d+)?$")  # as `new_folder` names them
-    checkpoints = root.glob(f"*-{algorithm}*/checkpoints/last.ckpt")
-    found = [path for path in checkpoints if own_runs.search(path.parents[1].name)]
-    if not found:
+    checkpoints = root.glob(f"*-{algorithm}*/checkpoints/*.ckpt")
+    newest = newest_valid([path for path in checkpoints if own_runs.search(path.parents[1].name)])
+    if newest is None:
         raise ValueError(
-            f"--ckpt_path last: no run of {algorithm} below {root} has checkpoints/last.ckpt; "
-            "name a checkpoint file, or start without --ckpt_path"
+            f"--ckpt_path last: no run of {algorithm} below {root} has a whole checkpoint, such as "
+            "checkpoints/last.ckpt; name a checkpoint file, or start without --ckpt_path"
         )
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return newest

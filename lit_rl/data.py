@@ -68,7 +68,8 @@ def align_loop(fit_loop: dict[str, Any], position: dict[str, Any]) -> None:
     epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
     fit_loop["epoch_progress"] = {"total": epochs, "current": dict(epochs)}
     batches = fit_loop["epoch_loop.batch_progress"]
-    batches["total"] = dict.fromkeys(batches["total"], batches["total"]["ready"])
+    # The batch after the checkpoint is ready, but not started, when one is written before it.
+    batches["total"] = dict.fromkeys(batches["total"], batches["total"]["started"])
     batches["current"] = dict.fromkeys(batches["current"], batch)
     batches["is_last_batch"] = False
 
@@ -248,7 +249,9 @@ class PromptDataModule(L.LightningDataModule):
         """
         if self.train_batches is None:
             return {}
-        done = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        progress: Any = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        # Not `ready`, which the next batch is already when a checkpoint is written before it.
+        done = progress.started
         ended = done >= self._trainer.num_training_batches
         return {
             "epoch": self.train_batches.epoch + int(ended),

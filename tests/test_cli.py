@@ -100,7 +100,7 @@ def test_unknown_key_in_a_file_is_refused(tmp_path, capsys):
         (["--trainer.precision", "16-mixed"], "Use --trainer.precision bf16-mixed or 32-true"),
         (["--trainer.precision", "64"], "trainer.precision 64 is not supported"),
         (["--trainer.strategy", "fsdp"], "trainer.strategy fsdp is not supported: "),
-        (["--trainer.strategy", "deepspeed"], "Use --trainer.strategy auto (one device) or ddp"),
+        (["--trainer.strategy", "deepspeed"], "Use --config configs/strategy/deepspeed_2.yaml"),
         (["--ckpt_path", "lst"], "ckpt_path: there is no lst; name a file"),
         (["--seed_everything", "true"], "seed_everything is True"),
         (["--ckpt_path", "last"], "no run of grpo"),

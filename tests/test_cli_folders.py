@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from lit_rl.checkpoints import replacing
 from lit_rl.cli import last_checkpoint, new_folder
 
 
@@ -15,7 +16,9 @@ def checkpoint(tmp_path):
     def write(run, time):
         path = tmp_path / run / "checkpoints" / "last.ckpt"
         path.parent.mkdir(parents=True)
-        path.touch()
+        with replacing(path) as file:
+            file.write(run.encode())
+            file.seal()
         os.utime(path, (time, time))
         return path
 
@@ -52,5 +55,32 @@ def test_without_a_checkpoint_of_the_algorithm_the_error_says_where_it_was_looke
 ):
     checkpoint("1-drgrpo", time=100)
     (tmp_path / "2-grpo").mkdir()  # a run that ended before its first checkpoint
-    with pytest.raises(ValueError, match=rf"no run of grpo below {tmp_path} has checkpoints/last"):
+    with pytest.raises(
+        ValueError, match=rf"no run of grpo below {tmp_path} has a whole checkpoint"
+    ):
+        last_checkpoint(tmp_path, "grpo")
+
+
+def test_a_broken_checkpoint_is_skipped_and_named(tmp_path, checkpoint):
+    whole, broken = checkpoint("1-grpo", time=100), checkpoint("2-grpo", time=200)
+    os.truncate(broken, broken.stat().st_size - 1)
+    os.utime(broken, (200, 200))
+    with pytest.warns(UserWarning, match=rf"skipped: the checkpoint {broken} does not end with"):
+        assert last_checkpoint(tmp_path, "grpo") == whole
+
+
+def test_a_link_without_a_target_is_passed_over_for_the_file_beside_it(tmp_path, checkpoint):
+    last = checkpoint("1-grpo", time=100)
+    file = last.with_name("iteration=3.ckpt")
+    last.rename(file)
+    last.symlink_to("iteration=2.ckpt")
+    assert last_checkpoint(tmp_path, "grpo") == file
+
+
+def test_only_broken_checkpoints_are_an_error(tmp_path, checkpoint):
+    checkpoint("1-grpo", time=100).write_bytes(b"")
+    with (
+        pytest.warns(UserWarning, match=r"last.ckpt is empty"),
+        pytest.raises(ValueError, match="no run of grpo"),
+    ):
         last_checkpoint(tmp_path, "grpo")

@@ -18,8 +18,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
 from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
 from lit_rl.algorithms.minibatches import micro_batch_rows
+from lit_rl.algorithms.non_finite import check_finite_weights
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
+from lit_rl.algorithms.random_state import random_states, restore_random_states
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
@@ -116,6 +119,7 @@ class RLModule(L.LightningModule):
         self.planned_iterations: int | None = None
         self.training_begun = False
         self._warned_of_no_reward = False
+        self._random_states: list[dict[str, Any]] | None = None
         self.policy: Policy
         # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
         self._reference: list[Policy] | None = None
@@ -329,12 +333,23 @@ class RLModule(L.LightningModule):
             self.reference.to(self.device)
 
     def on_train_start(self) -> None:
-        """Let the configured settings of the optimizer hold over those of a checkpoint."""
+        """Let the configured settings of the optimizer hold over those of a checkpoint.
+
+        Random numbers go on as the checkpoint has them, whatever was drawn meanwhile.
+        """
         self.training_begun = True
         self.policy.train()
         # A run that is resumed with other updates per iteration is where its own plan has it.
         self.scheduler.last_epoch = self.iteration * self.steps_per_iteration
         restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
+        if self._random_states is not None:
+            restore_random_states(
+                self._random_states,
+                rank=self.global_rank,
+                world_size=self.trainer.world_size,
+                device=self.device,
+            )
+            self._random_states = None
 
     @property
     def raw_optimizer(self) -> Any:
@@ -350,14 +365,20 @@ class RLModule(L.LightningModule):
         return scheduler
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the number of finished iterations, which seeds the sampling.
+        """Store the number of finished iterations, which seeds the sampling, and whose it is.
 
         Of a base beneath an adapter, which the source gives, only a hash is stored, unless the
         strategy stores weights in shards: then the base is among them.
+
+        Raises:
+            FloatingPointError: on every rank, if a trained weight is not finite.
         """
+        check_finite_weights(self)
         checkpoint["lit_rl"] = {
             "iteration": self.iteration,
             "reference_moved": self.reference_moved,
+            "identity": self.identity,
+            "random": random_states(self.device),
         }
         if self.adapter is not None:
             checkpoint["lit_rl"]["base"] = self.base_fingerprint
@@ -368,8 +389,15 @@ class RLModule(L.LightningModule):
         """Continue counting iterations, and begin where the data begin.
 
         Raises:
-            ValueError: if the checkpoint's adapter stands upon another base.
+            ValueError: if the checkpoint is not of this algorithm, model and tokenizer, or if its
+                adapter stands upon another base.
         """
+        if "lit_rl" not in checkpoint:
+            raise ValueError("the checkpoint is not of an algorithm of lit_rl")
+        own = dict(self.identity)
+        if not self.is_for_training:  # weights alone are read
+            del own["algorithm"]
+        check_identity(checkpoint["lit_rl"].get("identity", {}), own)
         if self.adapter is not None:
             if checkpoint["lit_rl"].get("base") != self.base_fingerprint:
                 raise ValueError(
@@ -379,6 +407,7 @@ class RLModule(L.LightningModule):
             if not self.parallelism.saves_weights_itself:
                 checkpoint["state_dict"].update(self.base_weights)
         self.iteration = checkpoint["lit_rl"]["iteration"]
+        self._random_states = checkpoint["lit_rl"].get("random")
         self.reference_moved = checkpoint["lit_rl"].get("reference_moved", False)
         if self.reference_moved and self.reference is not None and not self._is_reference_restored:
             raise ValueError(
@@ -390,6 +419,15 @@ class RLModule(L.LightningModule):
         position = checkpoint.get(type(datamodule).__qualname__)
         if isinstance(datamodule, PromptDataModule) and position:
             align_loop(checkpoint["loops"]["fit_loop"], position)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint of this run belongs to."""
+        return {
+            "algorithm": type(self).__name__,
+            "model": model_name(self.policy.model),
+            "tokenizer": tokenizer_name(self.tokenizer),
+        }
 
     @property
     def _is_reference_restored(self) -> bool:

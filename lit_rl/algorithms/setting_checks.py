@@ -10,7 +10,13 @@ from lit_rl.models.fisher import DIFFERENTIABLE_TWICE
 from lit_rl.policy_losses import OffPolicySequenceMask
 from lit_rl.reward_shaping import MissingEndPenalty
 
-LEAST = {"update_epochs": 1, "num_minibatches": 1, "group_size": 1, "kl_coef": 0}
+LEAST = {
+    "update_epochs": 1,
+    "num_minibatches": 1,
+    "group_size": 1,
+    "kl_coef": 0,
+    "max_skipped_updates": 1,
+}
 
 
 def check_policy_gradient(loop: Any) -> None:

@@ -1,5 +1,8 @@
 """Checkpoints by the number of iterations."""
 
+import os
+import shutil
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -7,14 +10,17 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from lit_rl.checkpoints import PART_SUFFIX
+
 
 class IterationCheckpoint(ModelCheckpoint):
     """Writes a checkpoint every n iterations, and `last.ckpt` at the end of training.
 
     Lightning's own `every_n_train_steps` counts optimizer steps, of which an iteration has several.
 
-    Without `monitor` a checkpoint is written at the end of the iteration. With `monitor` it waits
-    for the next validation, so the metric that ranks it was measured on the very weights that it
+    Without `monitor` a checkpoint is written when the iteration is over and its metrics are logged:
+    before the validation or the iteration that follows. With `monitor` it waits for the next
+    validation, so the metric that ranks it was measured on the very weights that it
     holds. Monitor metrics of validation: a training metric such as `reward/mean` belongs to the
     weights before the updates of its iteration.
 
@@ -62,6 +68,20 @@ class IterationCheckpoint(ModelCheckpoint):
         self._measured_iteration = -1
         self._saved_iteration = -1
 
+    @staticmethod
+    def _link_checkpoint(trainer: Trainer, filepath: str, linkpath: str) -> None:
+        """Let the link point to the new file in one step: it never is without a target."""
+        if trainer.is_global_zero:
+            link = Path(linkpath)
+            new = link.with_name(f".{link.name}{PART_SUFFIX}")
+            new.unlink(missing_ok=True)
+            try:
+                new.symlink_to(os.path.relpath(filepath, link.parent))
+            except OSError:  # a file system without links
+                shutil.copy(filepath, new)
+            new.replace(link)
+        trainer.strategy.barrier()
+
     @property
     def state_key(self) -> str:
         """The name of this callback's state in a checkpoint."""
@@ -82,13 +102,27 @@ class IterationCheckpoint(ModelCheckpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write a checkpoint every n iterations, unless it waits for a metric."""
+        """Note every n iterations that a checkpoint is due: Lightning logs only after this hook."""
         self._due |= pl_module.iteration % self.every_n_iterations == 0
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write the checkpoint that is due, unless it waits for a metric."""
+        if self._due and self.monitor is None:
+            self._save(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Write the checkpoint that is due, unless it waits for a metric."""
         if self._due and self.monitor is None:
             self._save(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Do nothing: iterations count, not epochs."""
+        """Write the checkpoint that is due, and at the end of a run do so before anything else."""
+        if self._due and self.monitor is None:
+            self._save(trainer, pl_module)
+        elif trainer.should_stop:
+            self.on_train_end(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Write the checkpoint that waits for a metric."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_rl.callbacks.run_folder import naming_file
+
 
 def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append each row as one line of JSON, making the folder where it is missing.
@@ -18,7 +20,7 @@ def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         rows: dictionaries of text, numbers, booleans, None, and lists and dictionaries of them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="ascii") as file:
+    with naming_file(path), path.open("a", encoding="ascii") as file:
         file.writelines(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
 
 

@@ -11,9 +11,7 @@ ROUNDING = 1e-6
 """What `torch.nn.utils.clip_grad_norm_` adds to a norm before it divides by it."""
 
 
-def clip_grad_norms(
-    optimizer: Optimizer, max_grad_norm: float | None, where: str
-) -> dict[str, float]:
+def clip_grad_norms(optimizer: Optimizer, max_grad_norm: float | None) -> dict[str, float]:
     """Scale the gradient of each parameter group to a norm of at most `max_grad_norm`.
 
     Groups are clipped apart, so that a critic far from its targets does not shrink the step of the
@@ -22,31 +20,17 @@ def clip_grad_norms(
     Args:
         optimizer: its parameters hold the gradient; its groups have a `name`.
         max_grad_norm: the limit; None clips nothing.
-        where: names the update in the error.
 
     Returns:
-        The norm of each group before clipping, by its name.
-
-    Raises:
-        ValueError: if a norm is not finite; a step would destroy the weights.
+        The norm of each group before clipping, by its name; where one is not finite, a step would
+        destroy the weights.
     """
     limit = math.inf if max_grad_norm is None else max_grad_norm
     norms = {}
     for group in optimizer.param_groups:
         norm: Tensor = torch.nn.utils.clip_grad_norm_(group["params"], limit)
         norms[group["name"]] = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        check_norm(norms[group["name"]], group["name"], where)
     return norms
-
-
-def check_norm(norm: float, name: str, where: str) -> None:
-    """Raise a ValueError if the norm of a group's gradient is not finite."""
-    if not math.isfinite(norm):
-        raise ValueError(
-            f"the gradient norm of the {name} is {norm} in {where}: the weights are "
-            "untouched by this update. Look at the metrics of the iterations before it, or "
-            "lower the learning rate"
-        )
 
 
 def let_rest(optimizer: Optimizer, names: frozenset[str]) -> None:

@@ -1,5 +1,6 @@
 """What the loop asks of the strategy: all that differs between one device and many."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -142,9 +143,10 @@ class Parallelism:
         max_grad_norm: float | None,
         resting: frozenset[str],
         counts: bool,
-        where: str,
     ) -> dict[str, float]:
         """Clip the gradient of each parameter group, take an optimizer step and drop the gradient.
+
+        Where the norm of a group is not finite, no step is taken, of any group.
 
         Args:
             optimizer: counts the step.
@@ -152,17 +154,13 @@ class Parallelism:
             resting: names of the groups that the step leaves as they are.
             counts: whether there is anything to learn from; else no step is taken, and momentum
                 moves nothing.
-            where: names the update in an error.
 
         Returns:
-            The norm of each group before clipping, by its name.
-
-        Raises:
-            ValueError: if a norm is not finite.
+            The norm of each group before clipping, by its name; the same on all ranks.
         """
-        norms = clip_grad_norms(optimizer.optimizer, max_grad_norm, where)
+        norms = clip_grad_norms(optimizer.optimizer, max_grad_norm)
         let_rest(optimizer.optimizer, resting)
-        if counts:
+        if counts and all(map(math.isfinite, norms.values())):
             optimizer.step()
         optimizer.optimizer.zero_grad(set_to_none=True)
         return norms

@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO: optimizer state, gradients and weights in parts, by stage."""
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from lit_rl.functional import sum_over_ranks
 from lit_rl.models import Policy
 from lit_rl.models.response_states import ResponseReader
-from lit_rl.strategies.clipping import ROUNDING, check_norm, let_rest
+from lit_rl.strategies.clipping import ROUNDING, let_rest
 from lit_rl.strategies.replicas import joined
 from lit_rl.strategies.sharded import ShardedParallelism
 
@@ -246,23 +247,20 @@ class ZeRO(ShardedParallelism):
         max_grad_norm: float | None,
         resting: frozenset[str],
         counts: bool,
-        where: str,
     ) -> dict[str, float]:
         """Clip the gradient of each group and take a step, or drop it; see `Parallelism`."""
         engine = self.strategy.deepspeed_engine
-        clipping = Clipping(max_grad_norm, resting, where, self.device)
         inner: Optimizer = engine.optimizer.optimizer
         names = [group["name"] for group in inner.param_groups]
-        if not counts:
-            engine.optimizer.zero_grad(set_to_none=True)
-            return dict.fromkeys(names, 0.0)
+        clipping = Clipping(max_grad_norm, resting if counts else frozenset(names), self.device)
         handle = inner.register_step_pre_hook(clipping)
         try:
-            optimizer.step()
+            # A step in which all groups rest moves nothing, and drops what the engine has added up.
+            optimizer.step() if counts else engine.step()
         finally:
             handle.remove()
         if not engine.was_step_applied():  # it found a number that is not finite
-            check_norm(float("nan"), " or the ".join(names), where)
+            return dict.fromkeys(names, math.nan)
         return {name: clipping.norms.get(name, 0.0) for name in names}
 
 
@@ -272,7 +270,6 @@ class Clipping:
     Args:
         max_grad_norm: limit of the norm of a group's gradient; None for none.
         resting: names of the groups that the step leaves as they are.
-        where: names the update in an error.
         device: on which ranks add up.
 
     Attributes:
@@ -280,15 +277,10 @@ class Clipping:
     """
 
     def __init__(
-        self,
-        max_grad_norm: float | None,
-        resting: frozenset[str],
-        where: str,
-        device: torch.device,
+        self, max_grad_norm: float | None, resting: frozenset[str], device: torch.device
     ) -> None:
         self.max_grad_norm = max_grad_norm
         self.resting = resting
-        self.where = where
         self.device = device
         self.norms: dict[str, float] = {}
 
@@ -301,7 +293,6 @@ class Clipping:
             squares = torch.stack([gradient.float().pow(2).sum() for gradient in gradients])
             total = sum_over_ranks(squares.sum().to(self.device))
             norm = self.norms[group["name"]] = float(total.sqrt())
-            check_norm(norm, group["name"], self.where)
             if self.max_grad_norm is not None and norm > self.max_grad_norm:
                 for gradient in gradients:
                     gradient.mul_(self.max_grad_norm / (norm + ROUNDING))

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +57,27 @@ def test_resumed_run_is_the_uninterrupted_one(signal, fit, weights, tmp_path, st
     assert torch.equal(weights(resumed), weights(whole))
 
 
+def by_chance(responses: list[str]) -> list[float]:
+    """A reward that draws from global generators; from Python's the type checks of tests do too."""
+    return [np.random.random() + torch.rand(()).item() for _ in responses]
+
+
+def test_a_reward_that_draws_random_numbers_draws_the_same(signal, fit, weights, tmp_path):
+    for generator in (np.random.seed, torch.manual_seed):
+        generator(7)
+    path = tmp_path / "stopped.ckpt"
+    whole = signal(reward=PythonFunction(by_chance))
+    fit(whole, iterations=4)
+    for generator in (np.random.seed, torch.manual_seed):
+        generator(7)
+    fit(signal(reward=PythonFunction(by_chance)), iterations=4, callbacks=[StopAfter(2, path)])
+    torch.rand(3)  # whatever the process that goes on has drawn before
+    np.random.seed(1)
+    resumed = signal(reward=PythonFunction(by_chance))
+    fit(resumed, iterations=4, ckpt_path=path)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
 class StopAfter(RLCallback):
     """Writes a checkpoint after some iterations and ends the run there."""
 
@@ -94,10 +116,15 @@ def test_checkpoint_holds_no_reference_and_no_settings(signal, fit, tmp_path):
     assert set(checkpoint["state_dict"]) == set(module.state_dict())
     assert all(name.startswith("policy.") for name in checkpoint["state_dict"])
     assert "hyper_parameters" not in checkpoint
+    identity = checkpoint["lit_rl"].pop("identity")
+    assert len(checkpoint["lit_rl"].pop("random")) == 1  # one rank
+    assert set(identity) == {"algorithm", "model", "tokenizer"}
     assert checkpoint["lit_rl"] == {
         "iteration": 1,
         "reference_moved": False,
         "skipped_iterations": 0,
+        "skipped_updates": 0,
+        "skipped_in_a_row": 0,
         "advantage": {},
     }
 

@@ -11,6 +11,7 @@ OF_THE_ALGORITHM = (
     "loss",
     "num_updates",
     "skipped_iterations",
+    "skipped_updates",
     "grad_norm",
     "critic/grad_norm",
     "learning_rate",

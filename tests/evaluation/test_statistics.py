@@ -88,7 +88,7 @@ def summarise_part(rank, folder):
 
 
 def test_ranks_give_the_summary_of_the_whole(tmp_path):
-    start_processes(summarise_part, (str(tmp_path),), nprocs=2, start_method="fork")
+    start_processes(summarise_part, (str(tmp_path),), nprocs=2, start_method="spawn")
     whole = summary([1.0, 2.0, 6.0, -3.0])
     for rank in range(2):
         result = torch.load(tmp_path / f"{rank}.pt", weights_only=False)

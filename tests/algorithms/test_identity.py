@@ -1,0 +1,80 @@
+"""A checkpoint of another algorithm, model or tokenizer is refused by name."""
+
+import pytest
+import torch
+
+from lit_rl.algorithms import DAPO, GRPO
+from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
+from lit_rl.models import RandomCausalLM
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+WIDE = {**LLAMA, "intermediate_size": 32, "hidden_size": 32}
+DEEP = {**LLAMA, "num_hidden_layers": 2, "intermediate_size": 32}
+
+
+@pytest.fixture
+def checkpoint(algorithm, fit, source, tmp_path):
+    path = tmp_path / "grpo.ckpt"
+    fit(algorithm(source=source(LLAMA)), iterations=1).save_checkpoint(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": DAPO}, "fit the algorithm of .* is GRPO, that of this run DAPO"),
+        (
+            {"source": RandomCausalLM(alphabet="0123456789>", config=WIDE)},
+            "fit the model of .* hidden size 16, vocabulary 14, .* hidden size 32, vocabulary 14",
+        ),
+        (
+            {"source": RandomCausalLM(alphabet="0123456789>", config=DEEP)},
+            "fit the model of .* of 1 layers, .* of 2 layers",
+        ),
+        (
+            {"source": RandomCausalLM(alphabet="9876543210>", config=LLAMA)},
+            "fit the tokenizer of .* its tokenizer is 14 tokens, [0-9a-f]{16}, that of this run 14",
+        ),
+    ],
+)
+def test_checkpoint_of_something_else_is_refused_by_name(
+    algorithm, fit, source, checkpoint, settings, message
+):
+    settings = {"source": source(LLAMA), **settings}
+    with pytest.raises(ValueError, match=message):
+        fit(algorithm(**settings), iterations=2, ckpt_path=checkpoint)
+
+
+def test_checkpoint_of_the_same_goes_on(algorithm, fit, source, checkpoint):
+    module = algorithm(source=source(LLAMA))
+    fit(module, iterations=2, ckpt_path=checkpoint)
+    assert module.iteration == 2
+
+
+def test_checkpoint_of_another_program_is_refused(algorithm, fit, tmp_path):
+    torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.0"}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match="is not of an algorithm of lit_rl"):
+        fit(algorithm(), ckpt_path=tmp_path / "other.ckpt")
+
+
+def test_names_tell_models_and_tokenizers_apart(source):
+    """By hand: 11 characters and three special tokens make 14."""
+    assert model_name(source(LLAMA).model(0)) == (
+        "LlamaForCausalLM of 1 layers, hidden size 16, vocabulary 14"
+    )
+    name = tokenizer_name(source(LLAMA).tokenizer())
+    assert name.startswith("14 tokens, ")
+    assert name == tokenizer_name(source(DEEP).tokenizer())
+
+
+def test_what_is_not_stored_differs():
+    with pytest.raises(ValueError, match="its model is None, that of this run X"):
+        check_identity({}, {"model": "X"})
+    check_identity({"algorithm": GRPO.__name__, "model": "X"}, {"model": "X"})

@@ -1,0 +1,29 @@
+"""A run that is killed at any moment goes on as if it had not been."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+ALGORITHMS = sorted(path.stem for path in (ROOT / "configs" / "algorithm").glob("*.yaml"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+
+def test_twenty_kills_change_nothing(run_python):
+    """Weights, optimizer, rows of metrics and samples are those of the run left alone."""
+    report = run_python(
+        ROOT / "benchmarks" / "soak.py",
+        *("--iterations", 40, "--kills", 20, "--seconds", 0.5, "--seed", 3),
+        seconds=150,
+    )
+    assert report["differences"] == []
+    assert report["restarts"] == 20
+    assert {"rollout", "update", "checkpoint"} <= set(report["killed in"])
+
+
+def test_every_algorithm_resumes_within_an_epoch(run_python):
+    """4 iterations are 2, a kill in the third, and the rest."""
+    report = run_python(Path(__file__).with_name("algorithms.py"), *ALGORITHMS, seconds=200)
+    assert report == {name: [] for name in ALGORITHMS}
+    assert len(ALGORITHMS) >= 17
