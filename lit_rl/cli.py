@@ -4,14 +4,14 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -66,6 +66,8 @@ class RLCLI(LightningCLI):
       resolved configuration and everything that the run writes.
     - `--ckpt_path last` is the newest whole checkpoint of the runs of the same algorithm. What the
       configuration and the command line say holds over what a checkpoint stores.
+    - Of two callbacks of one class that a checkpoint cannot tell apart, the later one holds, so one
+      that is added with `--trainer.callbacks+` replaces that of `base_config`.
     - Checkpoints are written and read by `VerifiedCheckpointIO`, unless `trainer.plugins` is set.
     """
 
@@ -170,7 +172,7 @@ class RLCLI(LightningCLI):
                 MetricsFile(folder),
                 TensorBoardLogger(folder, name="", version=""),
             ]
-        callbacks = settings["callbacks"] = list(settings["callbacks"] or [])
+        callbacks = settings["callbacks"] = without_replaced(settings["callbacks"] or [])
         callbacks += [StopOnInterrupt(), EndTogether()]
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if settings["enable_progress_bar"] in (None, True) and not has_bar:
@@ -181,6 +183,21 @@ class RLCLI(LightningCLI):
             with suppress(NotImplementedError):
                 trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
         return trainer
+
+
+def without_replaced(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Leave out a callback that a later one of its class replaces: a checkpoint has room for one.
+
+    Args:
+        callbacks: those of the base configuration and those added to them.
+    """
+    stateful = [c for c in callbacks if type(c).state_dict is not Callback.state_dict]
+    last = {callback.state_key: callback for callback in stateful}
+    kept = [c for c in callbacks if last.get(c.state_key, c) is c]
+    for callback in callbacks:
+        if callback not in kept:
+            rank_zero_info(f"Of several {type(callback).__name__} the one given last holds")
+    return kept
 
 
 def silence_libraries() -> None:

@@ -12,8 +12,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from lit_rl.callbacks import HealthMonitor, IterationCheckpoint, SampleLog
+from lit_rl.callbacks.roll_back import check_roll_back
 from lit_rl.cli import RLCLI
 from lit_rl.config_errors import explain
+from lit_rl.memory import Planned
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "configs" / "base.yaml"
@@ -270,3 +273,40 @@ def test_fit_resume_validate_predict(tmp_path):
     assert {"prompt", "response", "answer", "finished"} <= set(predictions[0])
     config = yaml.safe_load((second / "config.yaml").read_text())
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.002
+
+
+@pytest.fixture
+def trainer_of(tmp_path, monkeypatch):
+    """The trainer of a command line, which runs nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def build(*arguments):
+        return Planned(BASE, ["fit", *GRPO, "--trainer.accelerator", "cpu", *arguments]).trainer
+
+    return build
+
+
+def test_a_callback_that_is_added_replaces_that_of_the_base_configuration(trainer_of):
+    added = ["--trainer.callbacks+", "HealthMonitor", "--trainer.callbacks.action", "stop"]
+    monitors = [c for c in trainer_of(*added).callbacks if isinstance(c, HealthMonitor)]
+    assert [monitor.action for monitor in monitors] == ["stop"]
+
+
+def test_callbacks_that_a_checkpoint_tells_apart_are_all_kept(trainer_of):
+    """Checkpoints by time, of base.yaml, and by a metric; two that store nothing."""
+    metric = ["--trainer.callbacks+", "IterationCheckpoint"]
+    metric += ["--trainer.callbacks.monitor", "val/greedy_accuracy"]
+    stateless = ["--trainer.callbacks+", "SampleLog"]
+    callbacks = trainer_of(*metric, *stateless).callbacks
+    keepers = [c for c in callbacks if isinstance(c, IterationCheckpoint)]
+    assert [keeper.monitor for keeper in keepers] == [None, "val/greedy_accuracy"]
+    assert sum(isinstance(c, SampleLog) for c in callbacks) == 2
+
+
+def test_the_file_of_the_documentation_rolls_back(trainer_of, tmp_path):
+    text = (ROOT / "docs" / "health.md").read_text()
+    (tmp_path / "roll_back.yaml").write_text(re.search("```yaml\n(.*?)```", text, re.S)[1])
+    trainer = trainer_of("--config", str(tmp_path / "roll_back.yaml"))
+    (monitor,) = [c for c in trainer.callbacks if isinstance(c, HealthMonitor)]
+    assert monitor.action == "roll_back"
+    check_roll_back(trainer)
