@@ -112,7 +112,7 @@ class RLCLI(LightningCLI):
         """Make what a check or a constructor refuses an error of the configuration."""
         try:
             yield
-        except (ValueError, OSError, MisconfigurationException) as error:
+        except (ValueError, OSError, ImportError, MisconfigurationException) as error:
             self._parser(self.subcommand).error(str(error))
 
     def before_instantiate_classes(self) -> None:
@@ -146,7 +146,7 @@ class RLCLI(LightningCLI):
             stopped = any(isinstance(c, StopOnInterrupt) and c.stopped for c in callbacks)
             if stopped and self.trainer.local_rank == 0:
                 sys.exit(EXIT_CODE)
-        except (ValueError, OSError, EOFError, MisconfigurationException) as error:
+        except (ValueError, OSError, EOFError, ImportError, MisconfigurationException) as error:
             if self.model.training_begun:
                 raise
             text = str(error) or f"{type(error).__name__} while reading {self._ckpt_path}"

@@ -1,6 +1,7 @@
 """The command line: errors that name the key, one seed, run folders, resume, predict."""
 
 import csv
+import importlib.util
 import json
 import re
 import subprocess
@@ -273,6 +274,29 @@ def test_fit_resume_validate_predict(tmp_path):
     assert {"prompt", "response", "answer", "finished"} <= set(predictions[0])
     config = yaml.safe_load((second / "config.yaml").read_text())
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.002
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "message"),
+    [
+        ("peft", ["--config", str(ROOT / "configs" / "model" / "lora.yaml")], "lit-rl[lora]"),
+        ("deepspeed", ["--config", str(ROOT / "configs" / "strategy" / "deepspeed_2.yaml")],
+         "lit-rl[deepspeed]"),
+        ("math_verify", ["--model.reward", "MathEquivalence"], "lit-rl[reasoning]"),
+    ],
+)  # fmt: skip
+def test_a_package_that_is_missing_is_named_in_one_sentence(
+    package, arguments, message, monkeypatch, tmp_path, capsys
+):
+    find = importlib.util.find_spec
+    hidden = lambda name, *rest: None if name == package else find(name, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    error = error_of("--trainer.accelerator", "cpu", *arguments, capsys=capsys)
+    first = next(line for line in error.splitlines() if line.startswith("error: "))
+    assert message in first
+    assert "Traceback" not in error
 
 
 @pytest.fixture
