@@ -206,6 +206,15 @@ def test_checkpoint_of_another_model_is_one_readable_error(capsys, tmp_path, mon
     assert "broken.ckpt" in error
 
 
+def test_a_run_that_is_over_says_so_when_it_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ["--trainer.limit_train_batches", "1", "--trainer.max_epochs", "1"]
+    short += ["--trainer.num_sanity_val_steps", "0", "--trainer.accelerator", "cpu"]
+    RLCLI(BASE, ["fit", *GRPO, *short])
+    with pytest.warns(UserWarning, match=r"nothing was trained: runs/.*Raise --trainer.max_epo"):
+        RLCLI(BASE, ["fit", *GRPO, *short, "--ckpt_path", "last"])
+
+
 def run(*arguments, cwd):
     process = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *map(str, arguments)],

@@ -225,8 +225,8 @@ PROPERTIES = {
     texts_for_a_reward: 1500,
     what_a_reward_returns: 1500,
     a_text_to_show: 1000,
-    a_message_of_the_parser: 950,
-    an_argument: 50,
+    a_message_of_the_parser: 800,
+    an_argument: 200,
 }
 QUICK = {an_argument: 2}
 

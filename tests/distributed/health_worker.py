@@ -5,6 +5,7 @@
 writes `FOLDER/0.pt` and `FOLDER/1.pt`: by scenario weights, learning rates and what rang.
 """
 
+import inspect
 import os
 import sys
 from functools import partial
@@ -129,12 +130,16 @@ def run(folder: Path, monitor: HealthMonitor, reward=num_fives, ckpt_path=None) 
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
+    names = inspect.signature(HealthMonitor).parameters
+    off = {name: None for name in names if name.startswith(("min_", "max_"))}
+    # Finite numbers and a signal are all that is asked for.
+    quiet = partial(HealthMonitor, patience=2, **off)
     # A KL that every iteration exceeds, so that an alarm rings after each second one.
-    moves = partial(HealthMonitor, patience=2, max_update_kl=0.0)
+    moves = partial(HealthMonitor, patience=2, **{**off, "max_update_kl": 0.0})
     seen = {
         "stop": run(folder / "stop", moves("stop")),
         "lower": run(folder / "lower", moves("lower_learning_rate")),
-        "one_rank": run(folder / "one_rank", HealthMonitor("stop", patience=2), equal_on_one_rank),
+        "one_rank": run(folder / "one_rank", quiet("stop"), equal_on_one_rank),
         "roll_back": run(folder / "roll_back", SickIn(5, 6)),
         "resumed": run(
             folder / "resumed", SickIn(5, 6), ckpt_path=folder / "roll_back" / "iteration=5.ckpt"
