@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 BASE = ROOT / "configs" / "base.yaml"
 ITERATIONS_PER_EPOCH = 4
 ATTEMPT_SECONDS = 3600
-PHASES = ("start", "rollout", "update", "checkpoint", "between")
+PHASES = ("start", "rollout", "update", "checkpoint", "between", "validation")
 MARKER = mmap.mmap(-1, 1)
 """The phase that the process of an attempt is in, which this process reads."""
 
@@ -121,6 +121,13 @@ class Watch(RLCallback):
 
     def on_minibatch(self, trainer, module, update):
         self.kill.enter("update")
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if not trainer.sanity_checking:
+            self.kill.enter("validation")
+
+    def on_validation_end(self, trainer, pl_module):
+        MARKER[0] = PHASES.index("between")
 
     def on_iteration_end(self, trainer, module):
         MARKER[0] = PHASES.index("between")

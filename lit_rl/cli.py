@@ -4,19 +4,20 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from transformers.utils.logging import disable_progress_bar
 
 from lit_rl.algorithms import RLModule
@@ -66,6 +67,8 @@ class RLCLI(LightningCLI):
       resolved configuration and everything that the run writes.
     - `--ckpt_path last` is the newest whole checkpoint of the runs of the same algorithm. What the
       configuration and the command line say holds over what a checkpoint stores.
+    - Of two callbacks of one class that a checkpoint cannot tell apart, the later one holds, so one
+      that is added with `--trainer.callbacks+` replaces that of `base_config`.
     - Checkpoints are written and read by `VerifiedCheckpointIO`, unless `trainer.plugins` is set.
     """
 
@@ -110,7 +113,7 @@ class RLCLI(LightningCLI):
         """Make what a check or a constructor refuses an error of the configuration."""
         try:
             yield
-        except (ValueError, OSError, MisconfigurationException) as error:
+        except (ValueError, OSError, ImportError, MisconfigurationException) as error:
             self._parser(self.subcommand).error(str(error))
 
     def before_instantiate_classes(self) -> None:
@@ -140,11 +143,17 @@ class RLCLI(LightningCLI):
             if path := self.config[subcommand].ckpt_path:
                 parallelism_of(self.trainer.strategy).check_checkpoint(Path(path))
             super()._run_subcommand(subcommand)
+            if subcommand == "fit" and not self.model.training_begun:
+                rank_zero_warn(
+                    f"nothing was trained: {path or 'the run'} is behind the last iteration that "
+                    "the settings ask for. Raise --trainer.max_epochs to go on, or take validate "
+                    "in the place of fit to measure it"
+                )
             callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
             stopped = any(isinstance(c, StopOnInterrupt) and c.stopped for c in callbacks)
             if stopped and self.trainer.local_rank == 0:
                 sys.exit(EXIT_CODE)
-        except (ValueError, OSError, EOFError, MisconfigurationException) as error:
+        except (ValueError, OSError, EOFError, ImportError, MisconfigurationException) as error:
             if self.model.training_begun:
                 raise
             text = str(error) or f"{type(error).__name__} while reading {self._ckpt_path}"
@@ -170,7 +179,7 @@ class RLCLI(LightningCLI):
                 MetricsFile(folder),
                 TensorBoardLogger(folder, name="", version=""),
             ]
-        callbacks = settings["callbacks"] = list(settings["callbacks"] or [])
+        callbacks = settings["callbacks"] = without_replaced(settings["callbacks"] or [])
         callbacks += [StopOnInterrupt(), EndTogether()]
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if settings["enable_progress_bar"] in (None, True) and not has_bar:
@@ -181,6 +190,21 @@ class RLCLI(LightningCLI):
             with suppress(NotImplementedError):
                 trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
         return trainer
+
+
+def without_replaced(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Leave out a callback that a later one of its class replaces: a checkpoint has room for one.
+
+    Args:
+        callbacks: those of the base configuration and those added to them.
+    """
+    stateful = [c for c in callbacks if type(c).state_dict is not Callback.state_dict]
+    last = {callback.state_key: callback for callback in stateful}
+    kept = [c for c in callbacks if last.get(c.state_key, c) is c]
+    for callback in callbacks:
+        if callback not in kept:
+            rank_zero_info(f"Of several {type(callback).__name__} the one given last holds")
+    return kept
 
 
 def silence_libraries() -> None:

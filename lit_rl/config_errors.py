@@ -45,7 +45,9 @@ def explain(message: str, known: Iterable[str]) -> str:
 def _refused_value(message: str, path: str) -> str:
     """Return the path of the key whose value was refused, and the innermost reason."""
     lines = [line.strip(" -") for line in message.split("Errors:")[-1].strip().splitlines()]
-    reason = next((line for line in lines if line and not re.match(FRAME, line)), message)
+    # What was given is a class, not the name that might have stood in its place.
+    frame = FRAME + "|Expected a <class 'str'>$" * ("Problem with given class_path" in message)
+    reason = next((line for line in lines if line and not re.match(frame, line)), message)
     reason = re.sub(r'^Parser key "[\w.]+": |^Call to compute_fn .* failed: ', "", reason)
     if not reason.strip():
         return message

@@ -1,6 +1,7 @@
 """The command line: errors that name the key, one seed, run folders, resume, predict."""
 
 import csv
+import importlib.util
 import json
 import re
 import subprocess
@@ -12,8 +13,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from lit_rl.callbacks import HealthMonitor, IterationCheckpoint, SampleLog
+from lit_rl.callbacks.roll_back import check_roll_back
 from lit_rl.cli import RLCLI
 from lit_rl.config_errors import explain
+from lit_rl.memory import Planned
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "configs" / "base.yaml"
@@ -202,6 +206,15 @@ def test_checkpoint_of_another_model_is_one_readable_error(capsys, tmp_path, mon
     assert "broken.ckpt" in error
 
 
+def test_a_run_that_is_over_says_so_when_it_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ["--trainer.limit_train_batches", "1", "--trainer.max_epochs", "1"]
+    short += ["--trainer.num_sanity_val_steps", "0", "--trainer.accelerator", "cpu"]
+    RLCLI(BASE, ["fit", *GRPO, *short])
+    with pytest.warns(UserWarning, match=r"nothing was trained: runs/.*Raise --trainer.max_epo"):
+        RLCLI(BASE, ["fit", *GRPO, *short, "--ckpt_path", "last"])
+
+
 def run(*arguments, cwd):
     process = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *map(str, arguments)],
@@ -270,3 +283,63 @@ def test_fit_resume_validate_predict(tmp_path):
     assert {"prompt", "response", "answer", "finished"} <= set(predictions[0])
     config = yaml.safe_load((second / "config.yaml").read_text())
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.002
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "message"),
+    [
+        ("peft", ["--config", str(ROOT / "configs" / "model" / "lora.yaml")], "lit-rl[lora]"),
+        ("deepspeed", ["--config", str(ROOT / "configs" / "strategy" / "deepspeed_2.yaml")],
+         "lit-rl[deepspeed]"),
+        ("math_verify", ["--model.reward", "MathEquivalence"], "lit-rl[reasoning]"),
+    ],
+)  # fmt: skip
+def test_a_package_that_is_missing_is_named_in_one_sentence(
+    package, arguments, message, monkeypatch, tmp_path, capsys
+):
+    find = importlib.util.find_spec
+    hidden = lambda name, *rest: None if name == package else find(name, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    error = error_of("--trainer.accelerator", "cpu", *arguments, capsys=capsys)
+    first = next(line for line in error.splitlines() if line.startswith("error: "))
+    assert message in first
+    assert "Traceback" not in error
+
+
+@pytest.fixture
+def trainer_of(tmp_path, monkeypatch):
+    """The trainer of a command line, which runs nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def build(*arguments):
+        return Planned(BASE, ["fit", *GRPO, "--trainer.accelerator", "cpu", *arguments]).trainer
+
+    return build
+
+
+def test_a_callback_that_is_added_replaces_that_of_the_base_configuration(trainer_of):
+    added = ["--trainer.callbacks+", "HealthMonitor", "--trainer.callbacks.action", "stop"]
+    monitors = [c for c in trainer_of(*added).callbacks if isinstance(c, HealthMonitor)]
+    assert [monitor.action for monitor in monitors] == ["stop"]
+
+
+def test_callbacks_that_a_checkpoint_tells_apart_are_all_kept(trainer_of):
+    """Checkpoints by time, of base.yaml, and by a metric; two that store nothing."""
+    metric = ["--trainer.callbacks+", "IterationCheckpoint"]
+    metric += ["--trainer.callbacks.monitor", "val/greedy_accuracy"]
+    stateless = ["--trainer.callbacks+", "SampleLog"]
+    callbacks = trainer_of(*metric, *stateless).callbacks
+    keepers = [c for c in callbacks if isinstance(c, IterationCheckpoint)]
+    assert [keeper.monitor for keeper in keepers] == [None, "val/greedy_accuracy"]
+    assert sum(isinstance(c, SampleLog) for c in callbacks) == 2
+
+
+def test_the_file_of_the_documentation_rolls_back(trainer_of, tmp_path):
+    text = (ROOT / "docs" / "health.md").read_text()
+    (tmp_path / "roll_back.yaml").write_text(re.search("```yaml\n(.*?)```", text, re.S)[1])
+    trainer = trainer_of("--config", str(tmp_path / "roll_back.yaml"))
+    (monitor,) = [c for c in trainer.callbacks if isinstance(c, HealthMonitor)]
+    assert monitor.action == "roll_back"
+    check_roll_back(trainer)

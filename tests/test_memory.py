@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_rl.memory import ALONE, STRATEGIES, footprint, planned
+from lit_rl.callbacks.footprint import ALONE, STRATEGIES, footprint
+from lit_rl.memory import planned
 
 CHARACTERS = "0123456789>+=" + "".join(map(chr, range(0x4E00, 0x4E00 + 2032)))  # vocabulary 2048
 MODEL = {

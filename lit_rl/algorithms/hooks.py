@@ -27,6 +27,8 @@ class RLCallback(Callback):
     `needs_reference` says that the frozen reference is needed even where `kl_coef` is 0, and
     `moves_reference` that the callback changes it: such a callback sets `module.reference_moved`
     when it does, and stores and restores the weights of the reference with a checkpoint.
+    `goes_back` says that what the callback stores with a checkpoint is part of what is learnt, such
+    as a weight that it steers: it then goes back with the weights where a run rolls back.
 
     `module.iteration` counts finished iterations: before `on_iteration_end` it does not
     count the one under way, at `on_iteration_end` it does, so there it is the number of this
@@ -47,6 +49,7 @@ class RLCallback(Callback):
 
     needs_reference: ClassVar[bool] = False
     moves_reference: ClassVar[bool] = False
+    goes_back: ClassVar[bool] = False
 
     def on_scored(self, trainer: Trainer, module: Any, scored: ScoredRollout) -> None:
         """Called when responses of this rank are sampled and scored, used for training or not.

@@ -1,6 +1,7 @@
 """Trust region policy optimization with a penalty in the place of the constraint."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -148,11 +149,11 @@ class PenalizedTRPO(ActorCritic):
         super().on_save_checkpoint(checkpoint)
         checkpoint["lit_rl"]["beta"] = self.beta
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def load_memory(self, stored: Mapping[str, Any]) -> None:
         """Give beta its value back where it is steered; a fixed one is the configured one."""
-        super().on_load_checkpoint(checkpoint)
+        super().load_memory(stored)
         if self.target_kl is not None:
-            self.beta = checkpoint["lit_rl"].get("beta", self.beta)
+            self.beta = stored.get("beta", self.beta)
 
 
 def kl_from_old(

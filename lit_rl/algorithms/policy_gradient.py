@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
@@ -465,9 +465,13 @@ class PolicyGradient(RLModule):
         checkpoint["lit_rl"]["advantage"] = self.advantage.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give the advantage estimator its memory back."""
+        """Go on counting what was skipped."""
         super().on_load_checkpoint(checkpoint)
         self.skipped_iterations = checkpoint["lit_rl"].get("skipped_iterations", 0)
         self.skipped_updates = checkpoint["lit_rl"].get("skipped_updates", 0)
         self.skipped_in_a_row = checkpoint["lit_rl"].get("skipped_in_a_row", 0)
-        self.advantage.load_state_dict(checkpoint["lit_rl"].get("advantage", {}))
+
+    def load_memory(self, stored: Mapping[str, Any]) -> None:
+        """Give the advantage estimator its memory back."""
+        super().load_memory(stored)
+        self.advantage.load_state_dict(stored.get("advantage", {}))

@@ -7,6 +7,7 @@ from lit_rl.advantages import GreedyBaseline
 from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.algorithms.reinforce import Reinforce
 from lit_rl.algorithms.rl_module import ROLLOUT
+from lit_rl.functional import sum_over_ranks
 from lit_rl.kl_penalties import KLInReward, KLPenalty
 from lit_rl.types import BaselinedRollout, Prompts, ScoredRollout
 
@@ -44,6 +45,7 @@ class ReMax(Reinforce):
             greedy = shaping(greedy)
         # Samples whose baseline is missing have nothing to be compared with.
         missing = scored.missing | greedy.missing.repeat_interleave(self.group_size)
+        self.num_rewarded = int(sum_over_ranks((~missing).sum()))
         return (
             replace(scored, missing=missing)
             .with_rewards(scored.rewards)

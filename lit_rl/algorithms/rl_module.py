@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
+from lit_rl.algorithms.due_validation import validate_now
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
 from lit_rl.algorithms.minibatches import micro_batch_rows
@@ -118,6 +119,8 @@ class RLModule(L.LightningModule):
         self.iteration = 0
         self.planned_iterations: int | None = None
         self.training_begun = False
+        self.validation_due = False
+        self._validated_iteration = -1
         self._warned_of_no_reward = False
         self._random_states: list[dict[str, Any]] | None = None
         self.policy: Policy
@@ -335,7 +338,8 @@ class RLModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Let the configured settings of the optimizer hold over those of a checkpoint.
 
-        Random numbers go on as the checkpoint has them, whatever was drawn meanwhile.
+        Random numbers go on as the checkpoint has them, whatever was drawn meanwhile. A validation
+        that was to follow the checkpoint is made up for.
         """
         self.training_begun = True
         self.policy.train()
@@ -350,6 +354,9 @@ class RLModule(L.LightningModule):
                 device=self.device,
             )
             self._random_states = None
+        if self.validation_due:
+            self.validation_due = False
+            validate_now(self.trainer)
 
     @property
     def raw_optimizer(self) -> Any:
@@ -379,6 +386,8 @@ class RLModule(L.LightningModule):
             "reference_moved": self.reference_moved,
             "identity": self.identity,
             "random": random_states(self.device),
+            "validation_due": self.validation_due
+            or (self.trainer.validating and self._validated_iteration != self.iteration),
         }
         if self.adapter is not None:
             checkpoint["lit_rl"]["base"] = self.base_fingerprint
@@ -404,11 +413,11 @@ class RLModule(L.LightningModule):
                     f"the checkpoint is not of an adapter upon the weights of {self.source}: use "
                     "the source of the run that wrote it, or leave the adapter out if it had none"
                 )
-            if not self.parallelism.saves_weights_itself:
-                checkpoint["state_dict"].update(self.base_weights)
+            self.add_base(checkpoint)
         self.iteration = checkpoint["lit_rl"]["iteration"]
         self._random_states = checkpoint["lit_rl"].get("random")
-        self.reference_moved = checkpoint["lit_rl"].get("reference_moved", False)
+        self.validation_due = checkpoint["lit_rl"].get("validation_due", False)
+        self.load_memory(checkpoint["lit_rl"])
         if self.reference_moved and self.reference is not None and not self._is_reference_restored:
             raise ValueError(
                 "the checkpoint is of a run whose reference moved with the policy, but no callback "
@@ -419,6 +428,34 @@ class RLModule(L.LightningModule):
         position = checkpoint.get(type(datamodule).__qualname__)
         if isinstance(datamodule, PromptDataModule) and position:
             align_loop(checkpoint["loops"]["fit_loop"], position)
+
+    def add_base(self, checkpoint: dict[str, Any]) -> None:
+        """Put the weights beneath the adapters, which it does not hold, into a checkpoint."""
+        if self.adapter is not None and not self.parallelism.saves_weights_itself:
+            checkpoint["state_dict"].update(self.base_weights)
+
+    def load_memory(self, stored: Mapping[str, Any]) -> None:
+        """Take over what belongs to the weights of a checkpoint: neither counts nor positions.
+
+        Args:
+            stored: what `on_save_checkpoint` put into the checkpoint.
+        """
+        self.reference_moved = stored.get("reference_moved", False)
+
+    def go_back_to(self, checkpoint: dict[str, Any]) -> None:
+        """Take over weights, state of the optimizer and memory of an earlier iteration of this run.
+
+        The number of the iteration, the data, the schedule and random numbers go on as they are.
+
+        Args:
+            checkpoint: one of this run, of a strategy that keeps the weights whole.
+        """
+        self.add_base(checkpoint)
+        strategy = self.trainer.strategy
+        strategy.load_model_state_dict(checkpoint, strict=self.strict_loading)
+        strategy.load_optimizer_state_dict(checkpoint)
+        restore_hyperparameters(self.raw_optimizer, self.scheduler, self._configured)
+        self.load_memory(checkpoint["lit_rl"])
 
     @property
     def identity(self) -> dict[str, str]:
@@ -504,6 +541,7 @@ class RLModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the measures over all held-out prompts."""
+        self._validated_iteration = self.iteration
         values = self.held_out.results()
         if math.isnan(values["val/reward"]):
             self.without_reward(f"the validation after iteration {self.iteration}")

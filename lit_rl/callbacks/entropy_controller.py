@@ -1,6 +1,6 @@
 """The weight of the entropy bonus, steered so that the policy keeps a certain entropy."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import Trainer
 
@@ -60,6 +60,8 @@ class EntropyController(RLCallback):
         minimum: the smallest coefficient. Below 0, it lets the controller press the entropy down.
         maximum: the largest coefficient.
     """
+
+    goes_back: ClassVar[bool] = True
 
     def __init__(
         self, target: float, step: float, minimum: float = 0.0, maximum: float = 0.1

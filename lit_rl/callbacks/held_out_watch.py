@@ -50,12 +50,16 @@ class HeldOutWatch:
         self.points = [*before, point]
         if not before:
             return None
-        best = max(before, key=lambda p: p["accuracy"])
+        best = _best(before)
         drop = best["accuracy"] - point["accuracy"]
         noise = math.hypot(best["standard_error"], point["standard_error"])
         if drop <= max(self.max_drop, STANDARD_ERRORS * noise):
             return None
         return _sentence(best, point)
+
+    def best_iteration(self) -> int:
+        """Return the iteration of the best validation before the last one."""
+        return int(_best(self.points[:-1])["iteration"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the validations so far, for a checkpoint."""
@@ -64,6 +68,10 @@ class HeldOutWatch:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the validations of a checkpoint."""
         self.points = [dict(point) for point in state_dict["points"]]
+
+
+def _best(points: list[dict[str, float]]) -> dict[str, float]:
+    return max(points, key=lambda point: point["accuracy"])
 
 
 def _sentence(best: Mapping[str, float], now: Mapping[str, float]) -> str:

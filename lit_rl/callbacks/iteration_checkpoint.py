@@ -35,6 +35,10 @@ class IterationCheckpoint(ModelCheckpoint):
             link to it.
         filename: name of the files; {iteration} and the names of metrics are filled in.
         dirpath: folder of the files; null: `checkpoints` in the run folder.
+
+    Attributes:
+        kept: the iteration of each file of this run that is there to stay, by its path; also of
+            files that the run wrote before it was resumed.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class IterationCheckpoint(ModelCheckpoint):
             every_n_epochs=0,
         )
         self.every_n_iterations = every_n_iterations
+        self.kept: dict[str, int] = {}
         self._due = False
         self._measured_iteration = -1
         self._saved_iteration = -1
@@ -89,10 +94,27 @@ class IterationCheckpoint(ModelCheckpoint):
             monitor=self.monitor, mode=self.mode, every_n_iterations=self.every_n_iterations
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the ranking, which files there are, and whether another waits for its metric."""
+        return {**super().state_dict(), "kept": dict(self.kept), "due": self._due}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on ranking the checkpoints of the same folder; a new folder begins anew."""
+        self.kept = dict(state_dict.get("kept", {}))
+        self._due = state_dict.get("due", False)
         if state_dict["dirpath"] == self.dirpath:
             super().load_state_dict(state_dict)
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Write a file, in which its own path stands, too."""
+        if filepath != self.last_model_path:  # which the next one replaces
+            module: Any = trainer.lightning_module
+            self.kept[os.path.abspath(filepath)] = module.iteration
+        super()._save_checkpoint(trainer, filepath)
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        self.kept.pop(os.path.abspath(filepath), None)
+        super()._remove_checkpoint(trainer, filepath)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take what a run starts from as saved."""

@@ -26,6 +26,7 @@ class KLController(RLCallback, ABC):
     """
 
     needs_reference: ClassVar[bool] = True
+    goes_back: ClassVar[bool] = True
 
     @abstractmethod
     def coefficient(self, iteration: int) -> float:

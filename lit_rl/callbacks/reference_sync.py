@@ -31,6 +31,7 @@ class ReferenceSync(RLCallback):
 
     needs_reference: ClassVar[bool] = True
     moves_reference: ClassVar[bool] = True
+    goes_back: ClassVar[bool] = True
 
     def __init__(self, every_n_iterations: int, weight: float = 1.0) -> None:
         if every_n_iterations < 1:

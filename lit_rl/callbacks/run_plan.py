@@ -8,19 +8,23 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.table import Table
 
 from lit_rl.callbacks.batch_ledger import BatchLedger
+from lit_rl.callbacks.footprint import footprint, strategy_of
 from lit_rl.callbacks.formula import algorithm_formulas
 from lit_rl.callbacks.kl_controllers import KLController
 from lit_rl.callbacks.suspicious_settings import suspicious_settings
 from lit_rl.callbacks.terminal import cell, console
 
 CHARACTERS = 400
+GIB = 2**30
 
 
 class RunPlan(Callback):
-    """Prints the algorithm as formulas with its numbers and the batch ledger, before training.
+    """Prints the algorithm as formulas with its numbers, the batch ledger and the memory needed.
 
-    The formulas are those of the docstrings of the choices. A combination of settings that is
-    allowed, but as a rule not meant, is warned of in one sentence; docs/health.md lists them.
+    The formulas are those of the docstrings of the choices, and the memory is the estimate of
+    `python -m lit_rl.memory` for the strategy and the devices of the run. A combination of settings
+    that is allowed, but as a rule not meant, is warned of in one sentence; docs/health.md lists
+    them.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -30,6 +34,7 @@ class RunPlan(Callback):
             console().print(plan_table(type(pl_module).__name__, formulas))
             if (ledger := batch_ledger(trainer, pl_module)) is not None:
                 console().print(plan_table("batches", ledger.lines()))
+                console().print(plan_table("memory", memory_lines(trainer, pl_module)))
         for sentence in suspicious_settings(trainer, pl_module):
             rank_zero_warn(sentence)
 
@@ -58,6 +63,23 @@ def batch_ledger(trainer: Trainer, module: Any) -> BatchLedger | None:
         iterations=module.num_iterations,
         rounds=getattr(module, "max_rounds", 1),
     )
+
+
+def memory_lines(trainer: Trainer, module: Any) -> dict[str, str]:
+    """Return what a run needs of the memory of each device, by `footprint`, or why that is open."""
+    if module.source.quantized or not module.policy.can_pack:
+        return {"estimate": "none, for 4-bit weights or for this architecture"}
+    devices = trainer.world_size
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    held = footprint(module, datamodule, devices)
+    strategy = strategy_of(trainer.strategy)
+    stages = held.stages(strategy, devices)
+    stage = max(stages, key=lambda name: stages[name])
+    parts = held.parts(strategy, devices).items()
+    return {
+        "peak": f"{stages[stage] / GIB:.3g} GiB per device, when it is to {stage}",
+        "parts": ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts if size),
+    }
 
 
 def plan_table(title: str, lines: Mapping[str, str]) -> Table:

@@ -9,6 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lit_rl.algorithms.due_validation import is_validation_due
+
 EXIT_CODE = 75
 """With which the command line ends when a signal stopped the run with everything saved.
 
@@ -72,6 +74,8 @@ class StopOnInterrupt(Callback):
     def _stop(self, trainer: Trainer, module: Any) -> None:
         stop = trainer.strategy.reduce_boolean_decision(self._interrupted, all=False)
         if stop and not self.stopped:
+            if not trainer.validating:
+                module.validation_due = is_validation_due(trainer)
             self.stopped = trainer.should_stop = True
             # Lightning would validate at the end of a run, which can take longer than a scheduler
             # waits.

@@ -8,6 +8,9 @@ from lit_rl.evaluation.pass_at_k import pass_at_k
 from lit_rl.evaluation.statistics import Statistics
 from lit_rl.types import ScoredRollout
 
+ERRORS = "val/errors"
+"""Responses, greedy and sampled, that judging failed on."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -48,13 +51,14 @@ class HeldOutMetrics:
 
     def __init__(self, evaluation: Evaluation, device: torch.device) -> None:
         self.evaluation = evaluation
-        names = ["val/greedy_accuracy", "val/reward"]
+        names = ["val/greedy_accuracy", "val/reward", ERRORS]
         if evaluation.num_samples:
             names += ["val/sampled_accuracy", *(f"val/pass@{k}" for k in evaluation.pass_at)]
         self.statistics = Statistics(tuple(names), device)
 
     def update_greedy(self, scored: ScoredRollout) -> None:
         """Add one greedy response per prompt."""
+        self._count_errors(scored)
         rewards = scored.rewards[~scored.missing]
         success = rewards >= self.evaluation.success_reward
         self.statistics.update("val/greedy_accuracy", success)
@@ -62,6 +66,7 @@ class HeldOutMetrics:
 
     def update_sampled(self, scored: ScoredRollout) -> None:
         """Add a group of `evaluation.num_samples` sampled responses per prompt."""
+        self._count_errors(scored)
         applies = ~scored.missing.view(-1, scored.group_size).any(1)
         success = (scored.rewards >= self.evaluation.success_reward).view(-1, scored.group_size)
         num_correct = success.sum(1)[applies]
@@ -70,11 +75,15 @@ class HeldOutMetrics:
             values = pass_at_k(num_correct, scored.group_size, k)
             self.statistics.update(f"val/pass@{k}", values)
 
+    def _count_errors(self, scored: ScoredRollout) -> None:
+        if scored.failed is not None:
+            self.statistics.update(ERRORS, scored.failed)
+
     def results(self) -> dict[str, float]:
-        """Return means over all prompts, and the standard errors of the accuracies."""
+        """Return means over all prompts, standard errors of the accuracies, and what failed."""
         results = {}
         for name, summary in self.statistics.compute().items():
-            results[name] = summary.mean
-            if name != "val/reward":
+            results[name] = summary.total if name == ERRORS else summary.mean
+            if name not in ("val/reward", ERRORS):
                 results[f"{name}_standard_error"] = summary.standard_error
         return results

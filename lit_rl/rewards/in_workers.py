@@ -5,12 +5,11 @@ import pickle
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.checked_scores import shown
-from lit_rl.rewards.failed import Failed
 from lit_rl.rewards.keeper import Settings
+from lit_rl.rewards.on_error import OnError, check_on_error, with_failures
 from lit_rl.rewards.steps import Value
 from lit_rl.rewards.weighted_sum import WeightedSum
 from lit_rl.rewards.worker_pool import WorkerPool
@@ -49,7 +48,7 @@ class InWorkers(Reward):
     num_workers: int = 1
     timeout_seconds: float = 10.0
     memory_limit_mib: int | None = 1024
-    on_error: Literal["raise", "exclude"] = "raise"
+    on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -61,8 +60,7 @@ class InWorkers(Reward):
                 f"memory_limit_mib is {self.memory_limit_mib}, must be at least 1, such as 1024; "
                 "null for no limit"
             )
-        if self.on_error not in ("raise", "exclude"):
-            raise ValueError(f"on_error is {self.on_error!r}, must be 'raise' or 'exclude'")
+        check_on_error(self.on_error)
         if isinstance(self.reward, WeightedSum):
             raise ValueError(
                 "InWorkers takes one reward, not a WeightedSum: let the parts of the sum be "
@@ -85,17 +83,7 @@ class InWorkers(Reward):
 
     def values(self, rollout: Rollout) -> list[Value]:
         """Return what the reward gives each response, or that it failed."""
-        values = self._pool.values(rollout)
-        failed = [row for row, value in enumerate(values) if isinstance(value, Failed)]
-        if failed and self.on_error == "raise":
-            first = values[failed[0]]
-            assert isinstance(first, Failed)
-            raise RuntimeError(
-                f"judging failed on {len(failed)} of {len(values)} responses; the first is row "
-                f"{failed[0]}, {shown(rollout.responses[failed[0]])}: {first.reason}. on_error "
-                "exclude would go on without them"
-            )
-        return values
+        return with_failures(self._pool.values(rollout), rollout, self.on_error)
 
     @cached_property
     def _pool(self) -> WorkerPool:

@@ -5,11 +5,11 @@ import logging
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.checked_scores import shown
 from lit_rl.rewards.in_workers import InWorkers
+from lit_rl.rewards.on_error import OnError
 from lit_rl.rewards.steps import Value
 from lit_rl.types import Rollout
 
@@ -80,7 +80,7 @@ class MathEquivalence(Reward):
 
     timeout_seconds: float = 5.0
     num_workers: int = 1
-    on_error: Literal["raise", "exclude"] = "exclude"
+    on_error: OnError = "exclude"
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("math_verify") is None:

@@ -1,7 +1,6 @@
 """The score that a data set of reasoning-gym gives an answer."""
 
 import ast
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +8,9 @@ from typing import Any
 
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.checked_scores import shown
+from lit_rl.rewards.failed import Failed
+from lit_rl.rewards.on_error import OnError, check_on_error, with_failures
+from lit_rl.rewards.steps import Value
 from lit_rl.types import Rollout
 
 
@@ -36,34 +38,47 @@ class ReasoningGymScore(Reward):
     response is stripped first: some scorers give less for white space. The scorers differ: 1 is a
     right answer, but some give a wrong or empty text 0.01 to 0.05, and a few (such as
     game_of_life_halting) give some wrong texts 1; look at the samples before you trust a curve.
-    Where a scorer raises on a text that it cannot read (as prime_factorization does), the value is
-    0 and a warning counts such responses.
+    Some scorers raise on a text that they cannot read (as that of prime_factorization).
+
+    Args:
+        on_error: what happens to such a response. `exclude`: it is missing, see `Failed`, and a
+            warning says so the first time. `raise`: the run ends with an error that names it.
+
+    Raises:
+        ValueError: for another policy.
     """
 
-    def values(self, rollout: Rollout) -> list[float | None]:
-        """Return the score of each response."""
+    on_error: OnError = "exclude"
+
+    def __post_init__(self) -> None:
+        check_on_error(self.on_error)
+
+    def values(self, rollout: Rollout) -> list[Value]:
+        """Return the score of each response, or that its scorer raised."""
         for column in ("data_set", "entry"):
             if column not in rollout.columns:
                 raise ValueError(
                     f"there is no column {column!r} among {sorted(rollout.columns)}; "
                     "lit_rl.tasks.ReasoningGym makes it"
                 )
-        scores: list[float | None] = []
-        errors: dict[int, Exception] = {}
         columns = zip(rollout.columns["data_set"], rollout.columns["entry"], strict=True)
-        for row, (data_set, text) in enumerate(columns):
-            score, entry = scorer(data_set), ast.literal_eval(text)
-            try:
-                scores.append(float(score(rollout.responses[row].strip(), entry)))
-            except Exception as error:
-                errors[row] = error
-                scores.append(0.0)
-        if errors:
-            row, first = next(iter(errors.items()))
-            warnings.warn(
-                f"the scorer raised on {len(errors)} of {len(scores)} responses, which count as 0; "
-                f"the first is row {row}, {shown(rollout.responses[row])} "
-                f"({type(first).__name__}: {first})",
-                stacklevel=2,
-            )
-        return scores
+        scores = [
+            score(data_set, ast.literal_eval(entry), response)
+            for (data_set, entry), response in zip(columns, rollout.responses, strict=True)
+        ]
+        return with_failures(scores, rollout, self.on_error)
+
+
+def score(data_set: str, entry: dict[str, Any], response: str) -> float | Failed:
+    """Return the score of one response, or with what its scorer raised.
+
+    Args:
+        data_set: as in `scorer`.
+        entry: what the data set keeps of the question.
+        response: the text.
+    """
+    ask = scorer(data_set)
+    try:
+        return float(ask(response.strip(), entry))
+    except Exception as error:
+        return Failed(f"its scorer raised {type(error).__name__}: {shown(str(error))}")

@@ -77,6 +77,26 @@ def test_a_prompt_whose_baseline_is_missing_is_left_out(algorithm, fit):
     assert torch.equal(experience.mask.any(1), ~odd)
 
 
+def test_an_iteration_without_any_baseline_is_skipped_and_counted(algorithm, fit, weights):
+    """The reward is asked twice an iteration: the fourth time about the second greedy responses."""
+    calls, seen = [], []
+
+    def reward(responses):
+        calls.append(None)
+        return [None] * len(responses) if len(calls) == 4 else length(responses)
+
+    class Weights(RLCallback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append(weights(pl_module).clone())
+
+    module = algorithm(kind=ReMax, reward=PythonFunction(reward), group_size=2)
+    with pytest.warns(UserWarning, match="in iteration 2 the reward"):
+        fit(module, iterations=3, callbacks=[Weights()])
+    assert module.skipped_iterations == 1
+    assert torch.equal(seen[1], seen[0])
+    assert not torch.equal(seen[2], seen[1])
+
+
 def test_the_estimator_is_refused_by_an_algorithm_without_a_baseline_response(algorithm):
     with pytest.raises(ValueError, match="GreedyBaseline reads a BaselinedRollout"):
         algorithm(kind=GRPO, advantage=GreedyBaseline())

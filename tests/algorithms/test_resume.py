@@ -122,6 +122,7 @@ def test_checkpoint_holds_no_reference_and_no_settings(signal, fit, tmp_path):
     assert checkpoint["lit_rl"] == {
         "iteration": 1,
         "reference_moved": False,
+        "validation_due": False,
         "skipped_iterations": 0,
         "skipped_updates": 0,
         "skipped_in_a_row": 0,

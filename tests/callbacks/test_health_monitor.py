@@ -4,6 +4,7 @@ import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import config
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.callbacks import CriticMetrics, HealthMonitor, RatioMetrics, RewardMetrics
+from lit_rl.callbacks.health_monitor import MAX_ROLL_BACKS, Action
 
 PAGE = Path(__file__).parents[2] / "docs" / "health.md"
 SOUND = {"loss": 0.1, "reward/mean": 0.3, "policy/entropy": 0.5, "ratio/approx_kl_k3": 0.01}
@@ -201,8 +203,14 @@ def without_type_checks():
 
 @pytest.mark.usefixtures("without_type_checks")
 def test_an_unknown_action_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'roll_back' of HealthMonitor is unknown; choose warn"):
-        HealthMonitor(action="roll_back")
+    with pytest.raises(ValueError, match=r"'restart' of HealthMonitor is unknown; choose warn"):
+        HealthMonitor(action="restart")
+
+
+def test_every_action_stands_in_the_documentation():
+    text = PAGE.read_text()
+    assert all(f"| `{action}` |" in text for action in get_args(Action))
+    assert f"the {MAX_ROLL_BACKS + 1}th time" in text
 
 
 def test_numbers_out_of_range_are_refused():

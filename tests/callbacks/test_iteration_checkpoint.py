@@ -96,6 +96,25 @@ def test_resume_goes_on_counting(fit, tiny_module, tmp_path):
     assert files(tmp_path / "resumed") == ["iteration=6", "iteration=8", "last"]
 
 
+def test_it_knows_which_files_are_there_to_stay(fit, tiny_module, tmp_path):
+    """Neither what it removed nor last.ckpt; and those of the run that is gone on from."""
+    newest = IterationCheckpoint(2)
+    fit(tiny_module(), newest, iterations=4, limit_val_batches=0)
+    folder = tmp_path / "checkpoints"
+    assert newest.kept == {str(folder / "iteration=4.ckpt"): 4}
+
+    settings = {"monitor": "val/greedy_accuracy", "save_top_k": -1}
+    first = IterationCheckpoint(2, dirpath=str(tmp_path / "first"), **settings)
+    fit(tiny_module(), first, iterations=4)
+    files = {tmp_path / "first" / f"iteration={n}.ckpt": n for n in (2, 4)}
+    assert first.kept == {str(path): number for path, number in files.items()}
+    second = IterationCheckpoint(2, dirpath=str(tmp_path / "second"), **settings)
+    last = tmp_path / "first" / "last.ckpt"
+    fit(tiny_module(), second, iterations=2, max_epochs=2, ckpt_path=last)
+    files |= {tmp_path / "second" / "iteration=6.ckpt": 6}
+    assert second.kept == {str(path): number for path, number in files.items()}
+
+
 def test_best_of_the_folder_is_kept_over_a_resume_in_it(fit, tiny_module, tmp_path):
     settings = {"monitor": "val/greedy_accuracy"}
     fit(tiny_module(accuracies=[0.9, 0.1]), IterationCheckpoint(2, **settings), iterations=4)

@@ -1,15 +1,23 @@
 """What a run says of itself before it begins."""
 
+import json
+import time
+
 import lightning as L
 import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lit_rl.algorithms import GRPO
 from lit_rl.callbacks import FixedKL, LinearKL, RunPlan
+from lit_rl.callbacks.footprint import ALONE, footprint, strategy_of
 from lit_rl.callbacks.run_plan import first_kl_coef
 from lit_rl.data import PromptDataModule
 from lit_rl.generation import SamplingSettings
-from lit_rl.models import RandomCausalLM
+from lit_rl.memory import planned
+from lit_rl.models import LoRA, RandomCausalLM
 from lit_rl.rewards import ExactAnswer
+from lit_rl.strategies import FSDP2, DeepSpeed
 from lit_rl.tasks import LargestDigit
 
 LLAMA = {
@@ -23,18 +31,23 @@ LLAMA = {
 }
 
 
+def algorithm(adapter=None, **settings):
+    return GRPO(
+        source=RandomCausalLM(alphabet="0123456789>", config=LLAMA),
+        reward=ExactAnswer(),
+        sampling=SamplingSettings(max_new_tokens=4),
+        group_size=4,
+        adapter=adapter,
+        **settings,
+    )
+
+
 @pytest.fixture
 def say(tmp_path, capsys):
     """Train for one iteration with a plan and return what was printed."""
 
     def run(*callbacks, **settings):
-        module = GRPO(
-            source=RandomCausalLM(alphabet="0123456789>", config=LLAMA),
-            reward=ExactAnswer(),
-            sampling=SamplingSettings(max_new_tokens=4),
-            group_size=4,
-            **settings,
-        )
+        module = algorithm(**settings)
         trainer = L.Trainer(
             accelerator="cpu",
             logger=False,
@@ -64,6 +77,52 @@ def test_formula_and_ledger_are_printed(say, recwarn):
     assert "minibatches of 12 = 2 optimizer" in text
     assert "1 iterations = 24 responses trained on, 2 optimizer steps" in text
     assert not [w for w in recwarn.list if w.category is UserWarning]
+
+
+def test_the_memory_is_that_of_the_calculator(say):
+    text = say(kl_coef=0.04, num_minibatches=2)
+    options = {
+        "source": {"alphabet": "0123456789>", "config": LLAMA},
+        "sampling": {"max_new_tokens": 4},
+        "group_size": 4,
+        "kl_coef": 0.04,
+        "num_minibatches": 2,
+        "update_epochs": 1,
+    }
+    given = [f"--model.{name}={json.dumps(value)}" for name, value in options.items()]
+    data = ["--data.batch_size", "6", "--data.max_prompt_tokens", "8"]
+    held = footprint(*planned(["--trainer.accelerator", "cpu", *given, *data]))
+    stages = held.stages(ALONE, 1)
+    stage = max(stages, key=stages.get)
+    assert f"peak {stages[stage] / 2**30:.3g} GiB per device, when it is to {stage}" in text
+    for name in ("weights", "reference", "gradients", "optimizer", "activations", "cache"):
+        assert f"{name} {held.parts(ALONE, 1)[name] / 2**30:.3g}" in text
+
+
+def test_it_takes_little_time_and_no_random_numbers():
+    """Of this process, for the tiny model, once libraries have loaded what they load late."""
+    module = algorithm(LoRA(rank=2))
+    module.configure_model()
+    data = PromptDataModule(LargestDigit(), batch_size=6, eval_batch_size=6, max_prompt_tokens=8)
+    footprint(module, data)
+    before, begin = torch.get_rng_state(), time.process_time()
+    footprint(module, data)
+    assert time.process_time() - begin < 0.05
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        (SingleDeviceStrategy(), "auto"),
+        (DDPStrategy(), "ddp"),
+        (FSDP2(), "fsdp2"),
+        (DeepSpeed(stage=1), "deepspeed_1"),
+        (DeepSpeed(stage=3, offload=True), "deepspeed_3"),
+    ],
+)
+def test_each_strategy_is_one_of_the_calculator(strategy, name):
+    assert strategy_of(strategy).name == name
 
 
 def test_what_is_suspicious_is_warned_of(say):

@@ -30,6 +30,7 @@ def test_greedy_accuracy_counts_rewards_of_at_least_the_success_reward(scored_of
             "val/greedy_accuracy": 2 / 3,
             "val/greedy_accuracy_standard_error": 1 / 3,
             "val/reward": 0.6,
+            "val/errors": 0.0,
         }
     )
 
@@ -80,7 +81,19 @@ def test_the_keys_do_not_depend_on_what_was_seen(scored_of):
     empty = measured()
     full = measured(greedy=[scored_of([1.0])], sampled=[scored_of([1.0] * 4, group_size=4)])
     assert list(empty) == list(full)
+    assert empty.pop("val/errors") == 0
     assert all(math.isnan(value) for value in empty.values())
+
+
+def test_responses_that_judging_failed_on_are_counted(scored_of):
+    """Two greedy ones in two batches, and one sampled; a missing one has not failed."""
+    greedy = [
+        scored_of([0.0, 0.0], missing=[0, 1], failed=torch.tensor([True, False])),
+        scored_of([0.0], missing=[0], failed=torch.tensor([True])),
+    ]
+    failed = torch.tensor([False, False, True, False])
+    sampled = [scored_of([1.0] * 4, group_size=4, missing=[2], failed=failed)]
+    assert measured(greedy=greedy, sampled=sampled)["val/errors"] == 3
 
 
 @pytest.mark.parametrize(

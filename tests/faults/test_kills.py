@@ -22,6 +22,12 @@ def test_twenty_kills_change_nothing(run_python):
     assert {"rollout", "update", "checkpoint"} <= set(report["killed in"])
 
 
+def test_a_kill_in_a_validation_loses_no_row_of_it(run_python):
+    """In that of iteration 3, within an epoch, and that of 4, at the end of one."""
+    report = run_python(Path(__file__).with_name("validations.py"), 3, 4, seconds=100)
+    assert report == {"3": [], "4": []}
+
+
 def test_every_algorithm_resumes_within_an_epoch(run_python):
     """4 iterations are 2, a kill in the third, and the rest."""
     report = run_python(Path(__file__).with_name("algorithms.py"), *ALGORITHMS, seconds=200)

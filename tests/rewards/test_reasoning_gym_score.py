@@ -1,8 +1,17 @@
 import pytest
+from jaxtyping import config
 
 pytest.importorskip("reasoning_gym")
 from lit_rl.rewards import ReasoningGymScore
 from lit_rl.tasks import ReasoningGym
+
+
+@pytest.fixture
+def without_type_checks():
+    """As outside the tests, where annotations are not enforced."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture
@@ -44,11 +53,25 @@ def test_the_scorer_has_the_settings_of_the_questions(of_data_set):
     assert ReasoningGymScore().values(small) == [0.01, 1.0]
 
 
-def test_a_scorer_that_raises_is_counted_with_a_warning(of_data_set):
+def test_a_response_on_which_the_scorer_raises_is_left_out_and_counted(of_data_set):
     rollout = of_data_set("prime_factorization", ["two times three", None, "x"])
-    message = r"raised on 2 of 3 responses.*row 0, 'two times three' \(ValueError"
+    message = r"failed on 2 of 3 responses.*row 0, 'two times three': its scorer raised ValueError"
     with pytest.warns(UserWarning, match=message):
-        assert ReasoningGymScore().values(rollout) == [0.0, 1.0, 0.0]
+        scored = ReasoningGymScore()(rollout)
+    assert scored.missing.tolist() == scored.failed.tolist() == [True, False, True]
+    assert scored.rewards[1] == 1.0
+
+
+def test_it_ends_the_run_where_that_is_asked_for(of_data_set):
+    rollout = of_data_set("prime_factorization", [None, "two times three"])
+    with pytest.raises(RuntimeError, match=r"1 of 2 responses; the first is row 1, 'two times"):
+        ReasoningGymScore(on_error="raise")(rollout)
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_another_policy_is_refused():
+    with pytest.raises(ValueError, match="on_error is 'zero', must be 'raise' or 'exclude'"):
+        ReasoningGymScore(on_error="zero")
 
 
 def test_other_prompts_are_refused(rollout_of):
