@@ -1,9 +1,11 @@
 """Checkpoints that are whole or not there, and that say so themselves."""
 
 import hashlib
+import json
 import os
 import pickle
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +19,9 @@ SEAL = b"\nlit_rl sha256 "
 
 SEAL_BYTES = len(SEAL) + 64
 PART_SUFFIX = ".part"
+MANIFEST = "sha256.json"
+"""The file that makes a folder of shards a checkpoint: the hashes of all others, by their names."""
+
 CHUNK_BYTES = 1 << 22
 
 
@@ -30,7 +35,8 @@ class VerifiedCheckpointIO(CheckpointIO):
 
     Only rank 0 writes, as Lightning sees to. Temporary files that a killed run left in the folder
     are removed before the next is written, so only one run may write to a folder at a time. A
-    folder of shards is written and read by its strategy, not here.
+    folder of shards is written and read by its strategy (see `lit_rl.strategies.sealed_folder`),
+    and removed here.
 
     Example:
         In a script; the command line adds it by itself::
@@ -76,8 +82,8 @@ class VerifiedCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint."""
-        Path(path).unlink(missing_ok=True)
+        """Remove a checkpoint, a file or a folder."""
+        remove(Path(path))
 
 
 class SealedFile:
@@ -104,18 +110,48 @@ class SealedFile:
 @contextmanager
 def replacing(path: Path) -> Iterator[SealedFile]:
     """Write a file that takes the place of `path` when it is complete and on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".*{PART_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
-    part = path.with_name(f".{path.name}{PART_SUFFIX}")
+    remove_parts(path.parent)
+    part = part_of(path)
+    with naming(path):
+        try:
+            with part.open("wb") as file:
+                yield SealedFile(file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def part_of(path: Path) -> Path:
+    """Return the temporary name of what is to be called `path`."""
+    return path.with_name(f".{path.name}{PART_SUFFIX}")
+
+
+def remove_parts(folder: Path) -> None:
+    """Make a folder, or remove from it what a killed run left under a temporary name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(f".*{PART_SUFFIX}"):
+        remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, a file or a folder; half a folder is no checkpoint any more."""
+    if path.is_dir() and not path.is_symlink():
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name the checkpoint that was to be written."""
     try:
-        with part.open("wb") as file:
-            yield SealedFile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException as error:
-        part.unlink(missing_ok=True)
+        yield
+    except Exception as error:
         if cause := _system_error(error):
             raise OSError(
                 cause.errno,
@@ -123,7 +159,6 @@ def replacing(path: Path) -> Iterator[SealedFile]:
                 "whole; make space or mend the folder, and go on from the last one",
             ) from error
         raise
-    _sync_folder(path.parent)
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
@@ -133,7 +168,7 @@ def _system_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk, where the system can."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
@@ -143,26 +178,32 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def verify(path: Path) -> None:
-    """Read a checkpoint and compare its content with its hash; a folder is left to its strategy.
+def verify(path: Path, rank: int = 0, world_size: int = 1) -> None:
+    """Read a checkpoint and compare its content with its hash, that of a folder with its hashes.
+
+    Args:
+        path: the checkpoint.
+        rank: this one of the ranks that share the files of a folder out among themselves.
+        world_size: their number.
 
     Raises:
-        ValueError: if the file is missing, empty, cut short, changed or not of lit_rl.
+        ValueError: if a file is missing, empty, cut short, changed or not of lit_rl.
     """
     if path.is_dir():
-        return
-    if not path.is_file():
+        _verify_folder(path, rank, world_size)
+    elif not path.is_file():
         raise ValueError(f"there is no checkpoint {path}")
+    else:
+        _verify_file(path)
+
+
+def _verify_file(path: Path) -> None:
     size = path.stat().st_size
     if not size:
         raise ValueError(f"the checkpoint {path} is empty")
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        remaining = size - SEAL_BYTES
-        while remaining > 0:
-            chunk = file.read(min(CHUNK_BYTES, remaining))
-            digest.update(chunk)
-            remaining -= len(chunk)
+        _add(digest, file, size - SEAL_BYTES)
         seal = file.read()
     if not seal.startswith(SEAL) or len(seal) != SEAL_BYTES:
         raise ValueError(
@@ -171,6 +212,56 @@ def verify(path: Path) -> None:
         )
     if seal != SEAL + digest.hexdigest().encode():
         raise ValueError(f"the checkpoint {path} is damaged: its content does not match its hash")
+
+
+def _verify_folder(path: Path, rank: int, world_size: int) -> None:
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        raise ValueError(
+            f"the checkpoint {path} has no file {MANIFEST}, which is written last: writing it was "
+            "interrupted, or it is not of lit_rl"
+        )
+    _verify_file(manifest)
+    hashes: dict[str, str] = json.loads(manifest.read_bytes()[:-SEAL_BYTES])
+    if missing := [name for name in hashes if not (path / name).is_file()]:
+        raise ValueError(f"the checkpoint {path} is damaged: {', '.join(missing)} is missing")
+    for name in sorted(hashes)[rank::world_size]:
+        if file_hash(path / name) != hashes[name]:
+            raise ValueError(
+                f"the checkpoint {path} is damaged: the content of {name} does not match its hash"
+            )
+
+
+def file_hash(path: Path) -> str:
+    """Return the hash of the content of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        _add(digest, file, path.stat().st_size)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, file: BinaryIO, remaining: int) -> None:
+    """Read so many bytes of a file into a hash."""
+    while remaining > 0 and (chunk := file.read(min(CHUNK_BYTES, remaining))):
+        digest.update(chunk)
+        remaining -= len(chunk)
+
+
+def seal_folder(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Make a folder of shards a checkpoint.
+
+    Args:
+        folder: the folder, with all its files.
+        hashes: by name relative to the folder, the hash of each file.
+    """
+    with (folder / MANIFEST).open("wb") as file:
+        sealed = SealedFile(file)
+        sealed.write(json.dumps(dict(hashes), indent=1, sort_keys=True).encode())
+        sealed.seal()
+        file.flush()
+        os.fsync(file.fileno())
+    for inner in {(folder / name).parent for name in [MANIFEST, *hashes]}:
+        sync_folder(inner)
 
 
 def newest_valid(paths: list[Path]) -> Path | None:

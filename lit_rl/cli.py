@@ -5,7 +5,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -186,9 +186,7 @@ class RLCLI(LightningCLI):
             callbacks.append(IterationProgressBar())
         trainer: Trainer = super().instantiate_trainer(**kwargs)
         if not settings["plugins"]:
-            # A strategy that writes a folder of shards itself takes none.
-            with suppress(NotImplementedError):
-                trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
+            trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
         return trainer
 
 

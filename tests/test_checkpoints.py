@@ -1,17 +1,22 @@
 """A checkpoint is whole or refused, and the one before it stays until it is written."""
 
 import errno
+import os
 import pickle
+import shutil
 
 import pytest
 import torch
 
 from lit_rl.checkpoints import (
+    MANIFEST,
     SEAL_BYTES,
     SealedFile,
     VerifiedCheckpointIO,
+    file_hash,
     newest_valid,
     replacing,
+    seal_folder,
     verify,
 )
 
@@ -138,8 +143,95 @@ def test_the_newest_whole_file_is_found_and_the_broken_ones_named(io, tmp_path):
     assert newest_valid([]) is None
 
 
-def test_a_folder_of_shards_is_left_to_its_strategy(tmp_path):
-    verify(tmp_path)
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint of two shards, one of them in a folder of its own."""
+    folder = tmp_path / "checkpoints" / "iteration=1.ckpt"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "first.pt").write_bytes(b"weights of rank 0")
+    (folder / "inner" / "second.pt").write_bytes(b"weights of rank 1")
+    hashes = {name: file_hash(folder / name) for name in ("first.pt", "inner/second.pt")}
+    seal_folder(folder, hashes)
+    return folder
+
+
+def test_a_hash_is_that_of_sha256(folder):
+    """Golden: `printf 'weights of rank 0' | sha256sum`."""
+    golden = "3355ac71012feedb3355080ec90960718f879dfe6830f314057a1f111c24831a"
+    assert file_hash(folder / "first.pt") == golden
+    assert f'"first.pt": "{golden}"' in (folder / MANIFEST).read_text()
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"1"),
+    "changed by a bit": lambda path: path.write_bytes(
+        bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("name", ["first.pt", "inner/second.pt"])
+def test_a_folder_with_a_damaged_shard_is_refused_by_its_name(folder, name, damage):
+    verify(folder)
+    damage(folder / name)
+    with pytest.raises(ValueError, match=rf"iteration=1.ckpt is damaged: .*{name}"):
+        verify(folder)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_folder_whose_manifest_is_damaged_is_refused(folder, damage):
+    damage(folder / MANIFEST)
+    with pytest.raises(ValueError, match=rf"iteration=1.ckpt.*{MANIFEST}"):
+        verify(folder)
+
+
+def test_a_folder_without_its_manifest_was_not_finished(folder):
+    (folder / MANIFEST).unlink()
+    with pytest.raises(ValueError, match="which is written last: writing it was interrupted"):
+        verify(folder)
+
+
+def test_ranks_read_the_files_of_a_folder_once_between_them(folder):
+    """By hand: of first.pt and inner/second.pt, in this order, rank 1 of 2 reads the second."""
+    DAMAGES["changed by a bit"](folder / "inner" / "second.pt")
+    verify(folder, rank=0, world_size=2)
+    with pytest.raises(ValueError, match=r"the content of inner/second\.pt"):
+        verify(folder, rank=1, world_size=2)
+
+
+def test_the_newest_whole_folder_is_found_and_an_unfinished_one_named(io, folder):
+    unfinished = folder.with_name("iteration=2.ckpt")
+    shutil.copytree(folder, unfinished)
+    (unfinished / MANIFEST).unlink()
+    os.utime(unfinished, ns=(2**62, 2**62))
+    with pytest.warns(UserWarning, match=r"skipped: the checkpoint .*iteration=2.ckpt has no"):
+        assert newest_valid([folder, unfinished]) == folder
+
+
+def test_a_folder_is_removed(io, folder):
+    io.remove_checkpoint(folder)
+    assert list(folder.parent.iterdir()) == []
+
+
+def test_a_folder_that_is_removed_by_half_is_no_checkpoint(io, folder, monkeypatch):
+    def killed(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        io.remove_checkpoint(folder)
+    with pytest.raises(ValueError, match="has no file"):
+        verify(folder)
+
+
+def test_half_a_folder_that_a_killed_run_left_is_removed_by_the_next_save(io, folder):
+    folder.rename(folder.with_name(".iteration=1.ckpt.part"))
+    io.save_checkpoint(CONTENT, folder.with_name("last.ckpt"))
+    assert [file.name for file in folder.parent.iterdir()] == ["last.ckpt"]
 
 
 def test_storage_options_are_refused(io, tmp_path):

@@ -53,6 +53,12 @@ def test_cache_and_logits_are_counted():
     assert footprint.reference == 0
 
 
+def test_a_chunk_of_logits_is_64_mib_at_most():
+    """By hand: 2^24 numbers of float32; a vocabulary of 2048 makes that 8192 tokens."""
+    assert held("--model.micro_batch_tokens", "8192", "--data.batch_size", "64").logits == 1 << 26
+    assert held("--model.micro_batch_tokens", "20000", "--data.batch_size", "64").logits == 1 << 26
+
+
 def test_shards_divide_what_the_strategy_cuts():
     footprint = held("--model.kl_coef", "0.1", devices=4)
     weights = {name: footprint.parts(s, 4)["weights"] for name, s in BY_NAME.items()}

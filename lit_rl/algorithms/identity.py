@@ -7,6 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+OPTIONAL = ("reference", "reward model")
+"""Kinds that a run may have or not: compared where both have them."""
+
 
 def model_name(model: PreTrainedModel) -> str:
     """Return the architecture of a model with its sizes."""
@@ -34,7 +37,7 @@ def check_identity(stored: Mapping[str, Any], own: Mapping[str, str]) -> None:
         ValueError: for the first that differs.
     """
     for kind, name in own.items():
-        if stored.get(kind) != name:
+        if stored.get(kind) != name and (kind in stored or kind not in OPTIONAL):
             raise ValueError(
                 f"the checkpoint does not fit the {kind} of this configuration: its {kind} is "
                 f"{stored.get(kind)}, that of this run {name}. Give the --config files of the run "

@@ -27,13 +27,13 @@ from lit_rl.algorithms.random_state import random_states, restore_random_states
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
-from lit_rl.functional import minimum_over_ranks
+from lit_rl.functional import fingerprint, minimum_over_ranks
 from lit_rl.generation import CachedGenerator, Generator, SamplingSettings
 from lit_rl.models import Adapter, CausalLMSource, Policy, evaluation_mode, frozen_copy
 from lit_rl.models.adapters import (
+    base_fingerprint,
     base_names,
     base_parameters,
-    fingerprint,
     put_on_base,
     switch_adapter,
     without_base,
@@ -126,6 +126,7 @@ class RLModule(L.LightningModule):
         self.policy: Policy
         # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
         self._reference: list[Policy] | None = None
+        self.reference_fingerprint: str | None = None
         self.reference_moved = False
         self.validation_samples: list[dict[str, Any]] = []
         if source.quantized and adapter is None:
@@ -232,6 +233,7 @@ class RLModule(L.LightningModule):
         if self.adapter is not None and not self.parallelism.weights_are_whole:
             _ = self.base_fingerprint  # as long as the base is whole
         if self._reference:
+            self.take_fingerprint(self._reference[0])
             self._reference = [self.parallelism.placed_reference(self._reference[0], self.policy)]
         self.parallelism.place(self.learners)
 
@@ -246,6 +248,19 @@ class RLModule(L.LightningModule):
         if self.is_for_training and self._reference is None:
             initial = initial or self.initial_policy()
             self._reference = [self.reference_to(initial)] if self.uses_reference else []
+
+    def take_fingerprint(self, reference: Policy) -> None:
+        """Keep a hash of what the reference does not share with the policy, before it is placed.
+
+        A reference that is the base beneath an adapter has the hash of the base.
+        """
+        if self.reference_fingerprint is None:
+            if self.adapter is not None and self.adapter.starts_at_base:
+                self.reference_fingerprint = self.base_fingerprint
+            else:
+                shared = set(self.policy.parameters())
+                own = {name: p for name, p in reference.named_parameters() if p not in shared}
+                self.reference_fingerprint = fingerprint(own)
 
     def initial_policy(self) -> Policy:
         """Return a new policy, as it is before training."""
@@ -460,11 +475,18 @@ class RLModule(L.LightningModule):
     @property
     def identity(self) -> dict[str, str]:
         """What a checkpoint of this run belongs to."""
-        return {
+        identity = {
             "algorithm": type(self).__name__,
             "model": model_name(self.policy.model),
             "tokenizer": tokenizer_name(self.tokenizer),
         }
+        if self.reference_fingerprint is not None:
+            identity["reference"] = f"weights {self.reference_fingerprint[:16]}"
+        if self.is_for_training and (models := self.reward.models):
+            identity["reward model"] = ", ".join(
+                f"{name}, weights {weights[:16]}" for name, weights in models.items()
+            )
+        return identity
 
     @property
     def _is_reference_restored(self) -> bool:
@@ -481,7 +503,7 @@ class RLModule(L.LightningModule):
     @cached_property
     def base_fingerprint(self) -> str:
         """A hash of the frozen weights beneath the adapters."""
-        return fingerprint(self.policy)
+        return base_fingerprint(self.policy)
 
     def sample(
         self,

@@ -17,14 +17,12 @@ from lit_rl.data import PromptDataModule
 from lit_rl.models.adapters import base_parameters
 from lit_rl.models.attention import Kernel
 from lit_rl.models.base import DTYPES
+from lit_rl.models.policy import LOGITS_AT_ONCE
 from lit_rl.models.response_states import flat_states
 from lit_rl.strategies import FSDP2, DeepSpeed
 
-CHUNK = 512
-"""Tokens whose logits exist at once, as of `lit_rl.functional.token_log_probs_and_entropy`."""
-
-LOGITS_IN_UPDATE = 4
-"""Tensors of the size of a chunk's logits in its backward pass."""
+LOGITS_IN_UPDATE = 3
+"""Tensors of the size of a chunk's logits at a time: log-probs, their exponential and one more."""
 
 LOGITS_IN_SAMPLING = 5
 """Tensors of the size of the logits of all running rows when a token is drawn."""
@@ -198,7 +196,8 @@ def footprint(module: PolicyGradient, data: PromptDataModule, devices: int = 1) 
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cached = prompts * prompt + rows * new
-    chunk = min(CHUNK, pass_tokens, trained_rows * new)
+    at_once = max(1, LOGITS_AT_ONCE // config.vocab_size)
+    chunk = min(at_once, pass_tokens, trained_rows * new)
     return Footprint(
         policy=size,
         critic=critic,

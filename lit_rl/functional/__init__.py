@@ -1,5 +1,6 @@
 """Tensor maths that several ideas share: masking, log-probs, ratios, KL."""
 
+from lit_rl.functional.fingerprint import fingerprint
 from lit_rl.functional.kl import kl_abs, kl_k1, kl_k2, kl_k3, unbiased_gradient
 from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
 from lit_rl.functional.masking import (
@@ -22,6 +23,7 @@ from lit_rl.functional.rows import distinct_rows
 __all__ = [
     "bounded_exp",
     "distinct_rows",
+    "fingerprint",
     "gather_over_ranks",
     "kl_abs",
     "kl_k1",

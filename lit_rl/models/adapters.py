@@ -1,7 +1,6 @@
 """Adapters: small trained layers upon a frozen base, which every role of a run shares."""
 
 import copy
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -9,6 +8,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from lit_rl.functional import fingerprint
 
 ADAPTER = "default"
 """Name of the one adapter of a model within peft."""
@@ -167,18 +168,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     return result
 
 
-def fingerprint(module: nn.Module) -> str:
-    """Return a hash of the base of a module: of the name, shape, format and bytes of each weight.
-
-    It depends on the base alone, not on the adapter.
-    """
-    digest = hashlib.sha256()
-    for name, parameter in base_names(module, base_parameters(module)).items():
-        where = name.replace(".base_layer", "")
-        digest.update(f"{where} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(_bytes(parameter))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+def base_fingerprint(module: nn.Module) -> str:
+    """Return the fingerprint of the base of a module; it does not depend on the adapter."""
+    base = base_names(module, base_parameters(module))
+    return fingerprint({name.replace(".base_layer", ""): p for name, p in base.items()})

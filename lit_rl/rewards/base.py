@@ -53,6 +53,14 @@ class Reward(ABC):
         """
         return
 
+    @property
+    def models(self) -> dict[str, str]:
+        """Names of the frozen models that judge, each with a hash of its weights; after `setup`.
+
+        A run does not go on from a checkpoint of one with others. The default is none.
+        """
+        return {}
+
     @abstractmethod
     def values(self, rollout: Rollout) -> Sequence[Value]:
         """Return one value per response, in their order; True and False count as 1 and 0."""

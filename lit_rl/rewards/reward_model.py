@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lit_rl.functional import fingerprint
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.checked_scores import shown
 from lit_rl.rewards.sequence_scorer import SequenceScorer
@@ -81,6 +82,11 @@ class RewardModel(Reward):
     def setup(self) -> None:
         """Load the tokenizer and the model."""
         _ = self._reader, self._scorer
+
+    @cached_property
+    def models(self) -> dict[str, str]:
+        """The model, with a hash of its weights that is taken once."""
+        return {Path(self.model).name: fingerprint(dict(self._scorer.model.named_parameters()))}
 
     def values(self, rollout: Rollout) -> list[float | None]:
         """Return a score per response; None for a text without a token."""

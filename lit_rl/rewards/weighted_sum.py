@@ -63,6 +63,15 @@ class WeightedSum(Reward):
         for reward in self.rewards.values():
             reward.teardown()
 
+    @property
+    def models(self) -> dict[str, str]:
+        """Those of all parts."""
+        return {
+            name: weights
+            for reward in self.rewards.values()
+            for name, weights in reward.models.items()
+        }
+
     def parts(self, rollout: Rollout) -> dict[str, Scores]:
         """Return what each part gives before weighting."""
         return {

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from lit_rl.checkpoints import VerifiedCheckpointIO
 from lit_rl.models.response_states import ResponseReader
+from lit_rl.strategies.sealed_folder import replacing_folder, verify_together
 from lit_rl.strategies.sharded import ShardedParallelism
 
 
@@ -39,9 +42,31 @@ class FSDP2(ModelParallelStrategy):
         )
 
     def setup_environment(self) -> None:
-        """Let all devices be data parallel."""
+        """Let all devices be data parallel, and files have a hash."""
+        if self._checkpoint_io is None:
+            self.checkpoint_io = VerifiedCheckpointIO()
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint that is whole or not there, with hashes."""
+        path = Path(self.broadcast(filepath))
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with replacing_folder(path, self) as part:
+            super().save_checkpoint(checkpoint, part, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+        """Load a checkpoint, once its hashes are those of its files.
+
+        Raises:
+            ValueError: on every rank, if it is not whole.
+        """
+        verify_together(Path(self.broadcast(checkpoint_path)), self)
+        return super().load_checkpoint(checkpoint_path, weights_only)
 
 
 class Pass(nn.Module):

@@ -20,11 +20,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_rl.checkpoints import VerifiedCheckpointIO
 from lit_rl.functional import sum_over_ranks
 from lit_rl.models import Policy
 from lit_rl.models.response_states import ResponseReader
 from lit_rl.strategies.clipping import ROUNDING, let_rest
 from lit_rl.strategies.replicas import joined
+from lit_rl.strategies.sealed_folder import replacing_folder, verify_together
 from lit_rl.strategies.sharded import ShardedParallelism
 
 EVERYTHING = 10**12
@@ -85,14 +87,28 @@ class DeepSpeed(DeepSpeedStrategy):
         super().setup_environment()
 
     def setup(self, trainer: Trainer) -> None:
-        """Hand batches over as they are."""
+        """Hand batches over as they are, and remove checkpoints as they are written."""
+        if self._checkpoint_io is None:
+            self.checkpoint_io = VerifiedCheckpointIO()
         precision: Any = self.precision_plugin.precision
         self.precision_plugin = BatchesAsTheyAre(precision)
         super().setup(trainer)
 
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint that is whole or not there, with hashes."""
+        with replacing_folder(Path(self.broadcast(filepath)), self) as part:
+            super().save_checkpoint(checkpoint, part, storage_options)
+
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
-        """Load a checkpoint, if the engine can read it; see `check_engine_checkpoint`."""
+        """Load a checkpoint, once its hashes are those of its files, and if the engine can read it.
+
+        Raises:
+            ValueError: on every rank, if it is not whole; see also `check_engine_checkpoint`.
+        """
         assert self.lightning_module is not None
+        verify_together(Path(self.broadcast(checkpoint_path)), self)
         check_engine_checkpoint(
             Path(checkpoint_path),
             self.stage,

@@ -5,7 +5,9 @@ import torch
 
 from lit_rl.algorithms import DAPO, GRPO
 from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
-from lit_rl.models import RandomCausalLM
+from lit_rl.functional import fingerprint
+from lit_rl.models import LoRA, RandomCausalLM
+from lit_rl.rewards import PythonFunction
 
 LLAMA = {
     "model_type": "llama",
@@ -55,6 +57,76 @@ def test_checkpoint_of_something_else_is_refused_by_name(
 def test_checkpoint_of_the_same_goes_on(algorithm, fit, source, checkpoint):
     module = algorithm(source=source(LLAMA))
     fit(module, iterations=2, ckpt_path=checkpoint)
+    assert module.iteration == 2
+
+
+@pytest.fixture
+def with_reference(algorithm, fit, tmp_path):
+    path = tmp_path / "reference.ckpt"
+    fit(algorithm(kl_coef=0.1), iterations=1).save_checkpoint(path)
+    return path
+
+
+def test_checkpoint_of_a_run_with_another_reference_is_refused(algorithm, fit, with_reference):
+    """Random weights of another seed, in the same architecture."""
+    message = r"fit the reference of .* is weights [0-9a-f]{16}, that of this run weights [0-9a-f]"
+    with pytest.raises(ValueError, match=message):
+        fit(algorithm(kl_coef=0.1, seed=1), iterations=2, ckpt_path=with_reference)
+
+
+def test_weight_of_the_kl_may_change_and_so_may_whether_there_is_a_reference(
+    algorithm, fit, with_reference, checkpoint, source
+):
+    for settings, path in [
+        ({"kl_coef": 0.2}, with_reference),
+        ({"kl_coef": 0.0}, with_reference),
+        ({"kl_coef": 0.1, "source": source(LLAMA)}, checkpoint),
+    ]:
+        module = algorithm(**settings)
+        fit(module, iterations=2, ckpt_path=path)
+        assert module.iteration == 2
+
+
+@pytest.mark.parametrize("adapter", [None, LoRA(rank=2)])
+def test_reference_is_hashed_once_and_before_it_may_move(algorithm, fit, monkeypatch, adapter):
+    counted = []
+
+    def counting(weights):
+        counted.append([*weights])
+        return fingerprint(weights)
+
+    monkeypatch.setattr("lit_rl.algorithms.rl_module.fingerprint", counting)
+    monkeypatch.setattr("lit_rl.models.adapters.fingerprint", counting)
+    module = algorithm(kl_coef=0.1, adapter=adapter)
+    trainer = fit(module, iterations=1)
+    for _ in range(3):
+        trainer.save_checkpoint(trainer.default_root_dir + "/any.ckpt")
+    assert len(counted) == 1
+
+
+class Judge(PythonFunction):
+    """A reward with a frozen model."""
+
+    def __init__(self, weights):
+        super().__init__(num_fives)
+        object.__setattr__(self, "judges", {"judge": weights})
+
+    @property
+    def models(self):
+        return self.judges
+
+
+def num_fives(responses: list[str]) -> list[float]:
+    return [float(response.count("5")) for response in responses]
+
+
+def test_checkpoint_of_a_run_with_another_reward_model_is_refused(algorithm, fit, tmp_path):
+    path = tmp_path / "judged.ckpt"
+    fit(algorithm(reward=Judge("1" * 64)), iterations=1).save_checkpoint(path)
+    with pytest.raises(ValueError, match=r"is judge, weights 1{16}, that of this run judge, .* 2"):
+        fit(algorithm(reward=Judge("2" * 64)), iterations=2, ckpt_path=path)
+    module = algorithm(reward=Judge("1" * 64))
+    fit(module, iterations=2, ckpt_path=path)
     assert module.iteration == 2
 
 

@@ -2,12 +2,15 @@
 
 import csv
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
+
+from lit_rl.checkpoints import MANIFEST
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +22,11 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
+CHECKPOINTS = {
+    "class_path": "lit_rl.callbacks.IterationCheckpoint",
+    "init_args": {"every_n_iterations": 1, "dirpath": "each"},
+}
+EACH = ["--trainer.callbacks+", json.dumps(CHECKPOINTS)]
 FAILING_REWARD = """
 import os
 import time
@@ -52,7 +60,7 @@ def test_fit_and_predict(run_alone, tmp_path, strategy):
         [sys.executable, ROOT / "train.py"],
         [*ARGUMENTS, *on_two_processes(strategy)],
     )
-    output = run_alone(*train, "fit", *arguments, "--trainer.max_epochs", 1)
+    output = run_alone(*train, "fit", *arguments, "--trainer.max_epochs", 1, *EACH)
     folder = only(tmp_path, "runs/*")
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -64,8 +72,18 @@ def test_fit_and_predict(run_alone, tmp_path, strategy):
     assert "sync_dist" not in output
     AutoModelForCausalLM.from_pretrained(only(tmp_path, "runs/*/export"))
     only(tmp_path, "runs/*/checkpoints/last.ckpt")
+    # The first of two is removed, be it a file or a folder.
+    each = sorted(path.name for path in (tmp_path / "each").iterdir())
+    assert each == ["iteration=2.ckpt", "last.ckpt"]
+    unfinished = folder / "checkpoints" / "iteration=9.ckpt"
+    if strategy == "fsdp2":
+        shutil.copytree(folder / "checkpoints" / "last.ckpt", unfinished)
+        (unfinished / MANIFEST).unlink()
+    else:
+        unfinished.touch()
 
     output = run_alone(*train, "predict", *arguments, "--ckpt_path", "last")
+    assert f"skipped: the checkpoint {unfinished.relative_to(tmp_path)}" in output
     folder = only(tmp_path, "runs/*-predict")
     files = sorted(folder.glob("*.jsonl"))
     assert [file.name for file in files] == ["predictions-rank0.jsonl", "predictions-rank1.jsonl"]

@@ -4,13 +4,17 @@ Two processes under each strategy that keeps a part of the state per process are
 process that has all of it and takes each minibatch whole.
 """
 
+import re
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from lit_rl.checkpoints import verify
 
-EVERYWHERE = ["grpo", "skip_zero_advantages", "ppo", "ppo_resumed", "ppo_lora"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
+
+EVERYWHERE = ["grpo", "uneven", "skip_zero_advantages", "ppo", "ppo_resumed", "ppo_lora"]
 WEIGHTS_IN_SHARDS = [
     "dr_grpo",
     "ppo_shared_trunk",
@@ -33,6 +37,16 @@ TIMES = ("time/", "throughput/", "total/seconds")
 ANSWERED = [f"{strategy}/predict_resumed" for strategy in ("fsdp2", "deepspeed_1", "deepspeed_2")]
 WITH_ADAM = ["fsdp2/ppo_adamw", "deepspeed_3/ppo_adamw"]
 IN_BFLOAT16 = ["fsdp2/bfloat16", "deepspeed_2/bfloat16", "deepspeed_3/bfloat16"]
+SKIPPING = ["skipped_loss", "skipped_gradient", "nothing_skipped"]
+SKIPPING_IN_BFLOAT16 = ["deepspeed_2/skipped_in_bfloat16", "deepspeed_3/skipped_in_bfloat16"]
+RESUMED = ["ddp", "fsdp2", "fsdp2_file", "deepspeed_3"]
+BIT_FOR_BIT = [
+    f"{strategy}/ppo_adamw{suffix}"
+    for strategy in RESUMED
+    for suffix in ("", "_resumed_1", "_resumed_2")
+    if f"{strategy}/ppo_adamw{suffix}" not in WITH_ADAM
+]
+DAMAGED = [f"{strategy}/damaged" for strategy in RESUMED]
 REFUSING = ["fsdp2/trpo refused", "deepspeed_2/trpo refused"]
 
 
@@ -48,8 +62,10 @@ def results(run_scenarios):
             *ANSWERED,
             *REFUSING,
             *IN_BFLOAT16,
-            "fsdp2_file/ppo_adamw",
-            "fsdp2_file/ppo_adamw_resumed",
+            *(f"{strategy}/{name}" for strategy in ("ddp", *STRATEGIES) for name in SKIPPING),
+            *SKIPPING_IN_BFLOAT16,
+            *BIT_FOR_BIT,
+            *DAMAGED,
             "ddp/ppo",  # whose checkpoints one process reads as usual
             "ddp/reference_sync",
         ],
@@ -101,9 +117,12 @@ def test_metrics_and_controllers_are_those_of_one(results, case):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_processes_differ_in_lengths_and_in_rows_to_train(results, strategy):
     """What the laws above are about: lengths of responses, micro-batches, an empty share."""
-    first, second = (result[f"{strategy}/grpo"] for result in results.two)
-    longest = [[max(map(len, rows)) for rows in seen["responses"]] for seen in (first, second)]
+    longest = [
+        [max(map(len, rows)) for rows in result[f"{strategy}/uneven"]["responses"]]
+        for result in results.two
+    ]
     assert longest[0] != longest[1]
+    first, second = (result[f"{strategy}/grpo"] for result in results.two)
     counts = [[count for count, _ in seen["updates"]] for seen in (first, second)]
     assert any(a != b for a, b in zip(*counts, strict=True))
     assert max(*counts[0], *counts[1]) > 2
@@ -112,6 +131,36 @@ def test_processes_differ_in_lengths_and_in_rows_to_train(results, strategy):
         for result in results.two
     ]
     assert any(a == 0 and b > 0 for a, b in zip(*shares, strict=True))
+
+
+@pytest.mark.parametrize("name", ["skipped_loss", "skipped_gradient"])
+@pytest.mark.parametrize("strategy", ["ddp", *STRATEGIES])
+def test_update_that_is_not_finite_on_one_process_is_skipped_on_both(results, strategy, name):
+    """The first of eight. The others are those of a run that never saw that minibatch, with SGD.
+
+    So nothing of its gradient is left, neither that of the rank that was finite.
+    """
+    prefix = "" if strategy == "ddp" else f"{strategy}/"
+    first, second = (result[f"{prefix}{name}"] for result in results.two)
+    assert torch.equal(first["weights"], second["weights"])
+    for result in results.two:
+        skipped, without = result[f"{prefix}{name}"], result[f"{prefix}nothing_skipped"]
+        assert [metrics["skipped_updates"] for metrics in skipped["metrics"]] == [1.0, 1.0]
+        fingerprints = [value for _, value in skipped["updates"]]
+        assert fingerprints[0] == skipped["initial"].double().sum().item()
+        assert fingerprints[1:] == [value for _, value in without["updates"]]
+        assert len(set(fingerprints)) == len(fingerprints) == 8
+        assert torch.equal(skipped["weights"], without["weights"])
+
+
+@pytest.mark.parametrize("case", SKIPPING_IN_BFLOAT16)
+def test_update_that_is_not_finite_is_skipped_in_bfloat16(results, case):
+    first, second = (result[case] for result in results.two)
+    assert torch.equal(first["weights"], second["weights"])
+    assert first["weights"].isfinite().all()
+    assert [metrics["skipped_updates"] for metrics in first["metrics"]] == [1.0, 1.0]
+    fingerprints = [value for _, value in first["updates"]]
+    assert len(set(fingerprints)) == len(fingerprints) == 8
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -134,13 +183,47 @@ def test_moved_reference_is_resumed(results, strategy):
         assert torch.equal(resumed["weights"], whole["weights"])
 
 
-def test_one_file_of_all_shards_is_resumed(results):
+@pytest.mark.parametrize("iteration", [1, 2])
+@pytest.mark.parametrize("strategy", RESUMED)
+def test_resumed_run_is_the_uninterrupted_one_bit_for_bit(results, strategy, iteration):
+    """With AdamW: weights, the part of its state that each process has, and rows of metrics."""
+    prefix = "" if strategy == "ddp" else f"{strategy}/"
     for result in results.two:
-        resumed, whole = (
-            result[f"fsdp2_file/{name}"] for name in ("ppo_adamw_resumed", "ppo_adamw")
-        )
+        resumed = result[f"{prefix}ppo_adamw_resumed_{iteration}"]
+        whole = result[f"{prefix}ppo_adamw"]
+        assert resumed["responses"] == whole["responses"][iteration:]
         assert torch.equal(resumed["weights"], whole["weights"])
-    assert (results.folder / "adamw-fsdp2_file.ckpt").is_file()
+        assert whole["optimizer"]
+        for part, expected in zip(resumed["optimizer"], whole["optimizer"], strict=True):
+            assert torch.equal(part, expected)
+        for row, expected in zip(resumed["metrics"], whole["metrics"][iteration:], strict=True):
+            assert without_times(row) == without_times(expected)
+
+
+def without_times(row):
+    """Exactly what is logged, NaN included."""
+    return {name: repr(value) for name, value in row.items() if not name.startswith(TIMES)}
+
+
+@pytest.mark.parametrize("strategy", RESUMED)
+def test_checkpoints_are_folders_or_files_as_the_strategy_says(results, strategy):
+    path = results.folder / f"adamw-{strategy}-1.ckpt"
+    assert path.is_dir() == (strategy in ("fsdp2", "deepspeed_3"))
+    verify(path)
+
+
+@pytest.mark.parametrize("strategy", RESUMED)
+def test_checkpoint_of_which_one_byte_is_changed_is_refused_by_all_processes(results, strategy):
+    """The largest file of each strategy."""
+    prefix = "" if strategy == "ddp" else f"{strategy}/"
+    first, second = (result[f"{prefix}damaged"] for result in results.two)
+    assert first == second
+    shard = {
+        "fsdp2": r"the content of __[01]_0\.distcp",
+        "deepspeed_3": r"the content of checkpoint/\S*zero_pp_rank_[01]_\S*\.pt",
+    }.get(strategy, "its content")
+    path = rf"damaged-adamw-{strategy}-1\.ckpt"
+    assert re.search(rf"{path} is damaged: {shard} does not match its hash", first)
 
 
 def test_one_process_continues_what_two_began(results):

@@ -5,19 +5,23 @@
 writes `FOLDER/2-0.pt`: by scenario what this process rolled out, trained and logged.
 """
 
+import math
 import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
 import torch
 from datasets import Dataset
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch.distributed.tensor import DTensor
 
 from lit_rl.advantages import LeaveOneOut, MovingAverage, ReturnToGo
 from lit_rl.advantages.base import AdvantageEstimator
@@ -44,6 +48,7 @@ from lit_rl.callbacks import (
     StopOnKL,
     Throughput,
 )
+from lit_rl.checkpoints import VerifiedCheckpointIO
 from lit_rl.data import PromptDataModule
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import Generator, SamplingSettings
@@ -152,11 +157,38 @@ class FourAndOne(PolicyLoss):
         return value * (log_probs - log_probs.detach()).exp()
 
 
-class Recorder(RLCallback):
-    """Keeps what this process sees."""
+class NotFinite(PPO):
+    """PPO whose first update is not finite on rank 1; gradients of the other rank are finite.
 
-    def __init__(self, checkpoint: Path | None, checkpoint_at: int) -> None:
-        self.checkpoint, self.checkpoint_at = checkpoint, checkpoint_at
+    Args:
+        where: "loss", or "gradient" alone; None: there is no such update, only the others.
+    """
+
+    def __init__(self, where: str | None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.where = where
+        self.broken = False
+
+    def minibatches(self, epoch: int) -> list[torch.Tensor]:
+        rows = super().minibatches(epoch)
+        return rows[1:] if self.where is None and self.iteration == epoch == 0 else rows
+
+    def update(self, experience, rows, index):
+        self.broken = RANK == 1 and self.where is not None and self.iteration == index == 0
+        return super().update(experience, rows, index)
+
+    def loss(self, output, experience, totals):
+        if self.broken and self.where == "gradient":
+            output.log_probs.register_hook(lambda gradient: gradient * math.nan)
+        loss = super().loss(output, experience, totals)
+        return loss * math.nan if self.broken and self.where == "loss" else loss
+
+
+class Recorder(RLCallback):
+    """Keeps what this process sees, and writes checkpoints after some iterations."""
+
+    def __init__(self, checkpoints: Mapping[int, Path]) -> None:
+        self.checkpoints = checkpoints
         self.seen: dict[str, list[Any]] = {
             name: [] for name in ("prompts", "responses", "parts", "backward", "updates", "metrics")
         }
@@ -176,8 +208,16 @@ class Recorder(RLCallback):
     def on_validation_end(self, trainer, pl_module):
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
         self.seen["metrics"].append(metrics)
-        if self.checkpoint is not None and pl_module.iteration == self.checkpoint_at:
-            trainer.save_checkpoint(self.checkpoint)
+        if path := self.checkpoints.get(pl_module.iteration):
+            trainer.save_checkpoint(path)
+
+    def on_train_end(self, trainer, pl_module):
+        """Keep what this process has of the state of the optimizer."""
+        optimizer = pl_module.raw_optimizer
+        states = getattr(optimizer, "optimizer", optimizer).state.values()  # of an engine, within
+        parts = [state[name] for state in states for name in sorted(state)]
+        whole = [part.to_local() if isinstance(part, DTensor) else part for part in parts]
+        self.seen["optimizer"] = [part.detach().clone() for part in whole if torch.is_tensor(part)]
 
 
 def build_module(kind: type[PolicyGradient] = GRPO, **settings: Any) -> PolicyGradient:
@@ -236,6 +276,7 @@ def build_trainer(strategy: str = "ddp", **settings: Any) -> L.Trainer:
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
+        "plugins": [VerifiedCheckpointIO()],
         "use_distributed_sampler": False,
         "inference_mode": False,
         "num_sanity_val_steps": 0,
@@ -258,7 +299,7 @@ def weights(module: PolicyGradient) -> torch.Tensor:
 def train(
     iterations: int = 3,
     data: dict[str, Any] | None = None,
-    checkpoint: Path | None = None,
+    checkpoints: Mapping[int, Path] = MappingProxyType({}),
     resume: Path | None = None,
     export: Path | None = None,
     controllers: tuple[RLCallback, ...] = (),
@@ -268,7 +309,7 @@ def train(
 ) -> dict[str, Any]:
     """Train and return what this process saw."""
     exports = [HuggingFaceExport(str(export.absolute()))] if export else []
-    module, recorder = build_module(**settings), Recorder(checkpoint, checkpoint_at=1)
+    module, recorder = build_module(**settings), Recorder(checkpoints if WORLD_SIZE == 2 else {})
     module.configure_model()
     initial = weights(module)
     trainer = build_trainer(
@@ -314,17 +355,40 @@ def refusal(
     return "nothing was refused"
 
 
+def damaged(checkpoint: Path, strategy: str = "ddp", **settings: Any) -> str:
+    """Return the error that ends a run which is to go on from a checkpoint with a changed byte.
+
+    The largest file of a folder has it, in the middle.
+    """
+    path = checkpoint.with_name(f"damaged-{checkpoint.name}")
+    if RANK == 0:  # with which the other rank connects behind this
+        (shutil.copytree if checkpoint.is_dir() else shutil.copy)(checkpoint, path)
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        largest = max(files, key=lambda file: file.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+    return refusal({}, {}, resume=path, strategy=strategy, **settings)
+
+
 def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
     """What is run, by name: most of it with one and with two processes."""
     grpo = partial(train, kl_coef=0.1, entropy_coef=0.01)
     parts = {"fives": PythonFunction(num_fives), "rare": PythonFunction(after_one_prompt)}
-    grpo_file, ppo_file, sync_file, adamw_file = (
-        folder / f"{name}-{strategy}.ckpt" for name in ("grpo", "ppo", "sync", "adamw")
+    grpo_file, ppo_file, trained_file, sync_file = (
+        folder / f"{name}-{strategy}.ckpt" for name in ("grpo", "ppo", "trained", "sync")
     )
+    adamw_files = [folder / f"adamw-{strategy}-{n}.ckpt" for n in (1, 2)]
     ppo = partial(train, kind=PPO, kl_coef=0.1, critic_lr=0.05)
+    adamw = partial(ppo, critic_lr=1e-3, optimizer=partial(torch.optim.AdamW, lr=1e-3))
+    skipping = partial(ppo, kind=NotFinite, iterations=2, kl_coef=0.0)
     adaptive = partial(AdaptiveKL, target=0.01, unit="nats_per_token", horizon=100)
     both: dict[str, Callable[[], Any]] = {
-        "grpo": partial(grpo, checkpoint=grpo_file if WORLD_SIZE == 2 else None),
+        "grpo": partial(grpo, checkpoints={1: grpo_file}),
+        # Few and long responses: the longest of one rank is not that of the other.
+        "uneven": partial(
+            grpo, iterations=2, group_size=2, seed=1, sampling=SamplingSettings(max_new_tokens=24)
+        ),
         "token_mean": partial(
             train,
             aggregation=TokenMean(),
@@ -341,7 +405,7 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
             ppo,
             critic_warmup=1,
             controllers=(adaptive(0.1),),
-            checkpoint=ppo_file if WORLD_SIZE == 2 else None,
+            checkpoints={1: ppo_file, 3: trained_file},
             export=folder / f"ppo-{strategy}-{WORLD_SIZE}",
         ),
         # Its weight is that of the checkpoint, not the one it would begin with.
@@ -354,23 +418,18 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
             export=folder / f"ppo_lora-{strategy}-{WORLD_SIZE}",
         ),
         "bfloat16": partial(ppo, precision="bf16-mixed"),
-        "ppo_adamw": partial(
-            ppo,
-            critic_lr=1e-3,
-            optimizer=partial(torch.optim.AdamW, lr=1e-3),
-            checkpoint=adamw_file if WORLD_SIZE == 2 else None,
-        ),
-        "ppo_adamw_resumed": partial(
-            ppo,
-            critic_lr=1e-3,
-            optimizer=partial(torch.optim.AdamW, lr=1e-3),
-            resume=adamw_file,
-        ),
+        "ppo_adamw": partial(adamw, checkpoints=dict(enumerate(adamw_files, start=1))),
+        "ppo_adamw_resumed_1": partial(adamw, resume=adamw_files[0]),
+        "ppo_adamw_resumed_2": partial(adamw, resume=adamw_files[1]),
+        "skipped_loss": partial(skipping, where="loss"),
+        "skipped_gradient": partial(skipping, where="gradient"),
+        "nothing_skipped": partial(skipping, where=None),
+        "skipped_in_bfloat16": partial(skipping, where="gradient", precision="bf16-mixed"),
         "reference_sync": partial(
             train,
             kl_coef=0.1,
             controllers=(ReferenceSync(1, weight=0.5),),
-            checkpoint=sync_file if WORLD_SIZE == 2 else None,
+            checkpoints={1: sync_file},
         ),
         "reference_sync_resumed": partial(
             train, kl_coef=0.1, controllers=(ReferenceSync(1, weight=0.5),), resume=sync_file
@@ -422,13 +481,14 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         ),
         "resumed": partial(grpo, resume=grpo_file),
         "predict": predict,
-        "predict_resumed": partial(predict, ppo_file),
+        "predict_resumed": partial(predict, trained_file),
     }
     only_two: dict[str, Callable[[], Any]] = {
         "grpo again": grpo,
         "odd batch": partial(refusal, {"batch_size": 5}, {}),
         "two samplers": partial(refusal, {}, {"use_distributed_sampler": True}),
         "trpo refused": partial(refusal, {}, {}, kind=TRPO),
+        "damaged": partial(damaged, adamw_files[0], kind=PPO),
     }
     return both | only_two | {"resume refused": partial(refusal, {}, {}, resume=grpo_file)}
 

@@ -9,10 +9,10 @@ from lit_rl.generation import CachedGenerator, SamplingSettings, TransformersGen
 from lit_rl.models import LoRA, PolicyBackbone, frozen_copy
 from lit_rl.models.adapters import (
     adapter_layers,
+    base_fingerprint,
     base_names,
     base_parameters,
     copy_on_base,
-    fingerprint,
     merged,
     switch_adapter,
     without_base,
@@ -197,15 +197,17 @@ def test_what_describes_a_quantized_weight_goes_with_it():
 
 def test_the_hash_is_that_of_the_base_alone(adapted):
     policy = adapted(LoRA())
-    first = fingerprint(policy)
-    assert fingerprint(adapted(LoRA(rank=2, target_modules=["q_proj"]), trained=False)) == first
-    assert fingerprint(frozen_copy(policy)) == first
+    first = base_fingerprint(policy)
+    assert (
+        base_fingerprint(adapted(LoRA(rank=2, target_modules=["q_proj"]), trained=False)) == first
+    )
+    assert base_fingerprint(frozen_copy(policy)) == first
     other = copy.deepcopy(policy)
     with torch.no_grad():  # the smallest change of one number
         weight = other.model.model.layers[1].mlp.up_proj.base_layer.weight
         weight[3, 5] = torch.nextafter(weight[3, 5], torch.tensor(9.0))
-    assert fingerprint(other) != first
-    assert fingerprint(adapted(LoRA(), dtype="bfloat16")) != first
+    assert base_fingerprint(other) != first
+    assert base_fingerprint(adapted(LoRA(), dtype="bfloat16")) != first
 
 
 @pytest.mark.parametrize("generator", [CachedGenerator(), TransformersGenerator()])

@@ -376,3 +376,16 @@ def test_it_is_summed_with_other_rewards(saved, rollout_of):
     scored = reward(rollout_of(["1"], prompts=[">"]))
     (score,) = scores_alone(folder, ids_of(BEGIN, ">1"))
     assert scored.rewards.tolist() == pytest.approx([0.5 * score + 1.0], abs=1e-4)
+
+
+def test_the_hash_of_its_weights_is_taken_once_and_is_in_a_sum(saved, monkeypatch, tmp_path):
+    counted = []
+    monkeypatch.setattr(
+        "lit_rl.rewards.reward_model.fingerprint", lambda weights: counted.append([*weights]) or "1"
+    )
+    reward = WeightedSum({"judge": RewardModel(saved("gpt2")), "short": Length(4)})
+    reward.setup()
+    assert reward.models == reward.models == {tmp_path.name: "1"}
+    assert len(counted) == 1
+    assert "score.weight" in counted[0]
+    assert Length(4).models == {}
