@@ -95,7 +95,7 @@ def test_reference_is_hashed_once_and_before_it_may_move(algorithm, fit, monkeyp
         counted.append([*weights])
         return fingerprint(weights)
 
-    monkeypatch.setattr("lit_rl.algorithms.rl_module.fingerprint", counting)
+    monkeypatch.setattr("lit_rl.algorithms.policy_module.fingerprint", counting)
     monkeypatch.setattr("lit_rl.models.adapters.fingerprint", counting)
     module = algorithm(kl_coef=0.1, adapter=adapter)
     trainer = fit(module, iterations=1)

@@ -1,0 +1,301 @@
+"""The policy and its reference: built, placed by the strategy, and their passes."""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+from jaxtyping import Int
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from lit_rl.algorithms.minibatches import micro_batch_rows
+from lit_rl.functional import fingerprint, minimum_over_ranks
+from lit_rl.generation import CachedGenerator, Generator, SamplingSettings
+from lit_rl.models import Adapter, CausalLMSource, Policy, evaluation_mode, frozen_copy
+from lit_rl.models.adapters import (
+    base_fingerprint,
+    base_names,
+    base_parameters,
+    put_on_base,
+    switch_adapter,
+)
+from lit_rl.models.response_states import ResponseReader, packing_fits
+from lit_rl.strategies import Parallelism, parallelism_of
+from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
+
+T = TypeVar("T")
+
+
+class PolicyModule(L.LightningModule):
+    """A policy that answers prompts and reads responses, and the frozen reference to it.
+
+    Args:
+        source: where the model and its tokenizer come from.
+        sampling: how responses are drawn.
+        generator: what draws them.
+        adapter: what is trained upon the frozen weights of the model; None: the weights themselves.
+        micro_batch_tokens: tokens of one forward and backward pass, prompts and padding included;
+            bounds the memory and changes no result.
+        packing: let all tokens of a pass form one row without padding, in which a prompt stands
+            once for all its responses: the same numbers for less work. A comparison on the first
+            rollouts switches it off, with a warning, for an architecture that it does not fit.
+        gradient_checkpointing: recompute activations in the backward pass to save memory.
+        activation_offload: keep activations, or those that checkpointing keeps, in host memory
+            until the backward pass; for an accelerator.
+        seed: seeds weights, shuffling and sampling; the CLI passes `seed_everything`.
+
+    Raises:
+        ValueError: for weights in 4 bits without an adapter.
+    """
+
+    def __init__(
+        self,
+        source: CausalLMSource,
+        sampling: SamplingSettings = SamplingSettings(),
+        generator: Generator = CachedGenerator(),
+        adapter: Adapter | None = None,
+        micro_batch_tokens: int = 16384,
+        packing: bool = True,
+        gradient_checkpointing: bool = False,
+        activation_offload: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.sampling = sampling
+        self.generator = generator
+        self.adapter = adapter
+        self.micro_batch_tokens = micro_batch_tokens
+        self.packing = packing
+        self.packing_verified = False
+        self.gradient_checkpointing = gradient_checkpointing
+        self.activation_offload = activation_offload
+        self.seed = seed
+        self.parallelism = Parallelism()
+        self.policy: Policy
+        # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
+        self._reference: list[Policy] | None = None
+        self.reference_fingerprint: str | None = None
+        if source.quantized and adapter is None:
+            raise ValueError(
+                "source.load_in_4bit freezes the weights: train an adapter upon them, such as "
+                "--config configs/model/lora.yaml, or use load_in_4bit false"
+            )
+
+    @property
+    @abstractmethod
+    def uses_reference(self) -> bool:
+        """Whether something needs the frozen reference."""
+
+    @property
+    def reference(self) -> Policy | None:
+        """The frozen reference, if something needs it."""
+        return self._reference[0] if self._reference else None
+
+    @property
+    def is_for_training(self) -> bool:
+        """Whether the models are to be trained, not only to answer held-out prompts."""
+        return self._trainer is None or self.trainer.state.fn == TrainerFn.FITTING
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model."""
+        return self.source.tokenizer()
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Tokens that the model can read, prompt and response together; None if unlimited."""
+        return self.source.max_context_tokens()
+
+    def setup(self, stage: str) -> None:
+        """Take the strategy, and refuse what does not go with the device."""
+        self.take_strategy()
+        # A strategy that loads weights itself finds those of the critic, which answers do not need.
+        self.strict_loading = stage == "fit" or not self.parallelism.saves_weights_itself
+        if self.source.quantized and self.trainer.strategy.root_device.type == "cpu":
+            raise ValueError(
+                "source.load_in_4bit needs an accelerator: on some CPUs bitsandbytes rearranges "
+                "the weights while it samples, with which training then goes wrong. Use "
+                "--model.source.load_in_4bit false, or --trainer.accelerator gpu"
+            )
+        if self.activation_offload and self.trainer.strategy.root_device.type == "cpu":
+            raise ValueError(
+                "activation_offload moves activations from an accelerator to host memory, and this "
+                "run has no accelerator: use --model.gradient_checkpointing true to save memory, "
+                "or --trainer.accelerator gpu"
+            )
+
+    def take_strategy(self) -> None:
+        """Take what the strategy of the trainer asks for.
+
+        Raises:
+            ValueError: for a model that the strategy cannot put into shards, and for one that is
+                in shards already.
+        """
+        if self.parallelism.strategy is not self.trainer.strategy:
+            self.parallelism.check_free()
+            self.parallelism = parallelism_of(self.trainer.strategy)
+        if self.source.quantized and not self.parallelism.weights_are_whole:
+            raise ValueError(
+                "source.load_in_4bit makes weights that cannot be put into shards: use "
+                "--trainer.strategy ddp, or --model.source.load_in_4bit false"
+            )
+
+    def forward(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return `function(*arguments)`: an engine around this module calls it for a pass."""
+        return function(*arguments)
+
+    def configure_model(self) -> None:
+        """Build the models and put them where the strategy keeps them."""
+        with self.parallelism.building():
+            self.build_models()
+        self.pack(self.packing)
+        if self.adapter is not None and not self.parallelism.weights_are_whole:
+            _ = self.base_fingerprint  # as long as the base is whole
+        if self._reference:
+            self.take_fingerprint(self._reference[0])
+            self._reference = [self.parallelism.placed_reference(self._reference[0], self.policy)]
+        self.parallelism.place(self.learners)
+
+    def build_models(self) -> None:
+        """Build the policy; to train it, also the reference where a KL term needs one."""
+        initial: Policy | None = None
+        if not hasattr(self, "policy"):
+            initial = self.policy = self.initial_policy()
+            if self.gradient_checkpointing:
+                self.policy.enable_gradient_checkpointing()
+            self.policy.offloads = self.activation_offload
+        if self.is_for_training and self._reference is None:
+            initial = initial or self.initial_policy()
+            self._reference = [self.reference_to(initial)] if self.uses_reference else []
+
+    def take_fingerprint(self, reference: Policy) -> None:
+        """Keep a hash of what the reference does not share with the policy, before it is placed.
+
+        A reference that is the base beneath an adapter has the hash of the base.
+        """
+        if self.reference_fingerprint is None:
+            if self.adapter is not None and self.adapter.starts_at_base:
+                self.reference_fingerprint = self.base_fingerprint
+            else:
+                shared = set(self.policy.parameters())
+                own = {name: p for name, p in reference.named_parameters() if p not in shared}
+                self.reference_fingerprint = fingerprint(own)
+
+    def initial_policy(self) -> Policy:
+        """Return a new policy, as it is before training."""
+        model = self.source.model(self.seed, frozen=self.adapter is not None)
+        if self.adapter is not None:
+            self.adapter.inject(model, self.seed)
+        return Policy(model)
+
+    def reference_to(self, initial: Policy) -> Policy:
+        """Return the frozen reference that is the initial policy, upon the base of the policy."""
+        reference = frozen_copy(initial)
+        if self.adapter is not None:
+            put_on_base(reference, base_names(self.policy, base_parameters(self.policy)))
+            if self.adapter.starts_at_base:
+                switch_adapter(reference, on=False)
+        return reference
+
+    @property
+    def learners(self) -> list[ResponseReader]:
+        """The models that are trained."""
+        return [self.policy]
+
+    @property
+    def readers(self) -> list[ResponseReader]:
+        """The models that read responses."""
+        return [self.policy, *(self._reference or [])]
+
+    def pack(self, packs: bool) -> None:
+        """Let every model read packed rows where it can, or none."""
+        self.packing = packs and all(reader.can_pack for reader in self.readers)
+        for reader in self.readers:
+            reader.packs = self.packing
+
+    def verify_packing(self, sequences: Sequences) -> None:
+        """Once per process, compare packed and padded passes of every model on some of the rows.
+
+        Where they differ, on any rank, all passes are padded from here on.
+        """
+        if self.packing and not self.packing_verified:
+            count = len(sequences)
+            rows = torch.tensor(sorted({0, min(1, count - 1), max(count - 2, 0), count - 1}))
+            part = sequences.select(rows.to(self.device)).trimmed()
+            fits = [self._packing_fits(reader, part) for reader in self.readers]
+            if not minimum_over_ranks(torch.tensor(float(all(fits)), device=self.device)):
+                self.pack(False)
+                warnings.warn(
+                    f"packed and padded passes of {type(self.policy.model).__name__} differ: its "
+                    "passes are padded from here on, which takes longer. packing: false says so "
+                    "from the start",
+                    stacklevel=2,
+                )
+        self.packing_verified = True
+
+    def _packing_fits(self, reader: ResponseReader, part: Sequences) -> bool:
+        with self.parallelism.whole(reader) as model:
+            return packing_fits(model, part)
+
+    def on_fit_start(self) -> None:
+        """Move the reference, which is no submodule, to the device."""
+        if self.uses_reference and self.reference is None:
+            raise ValueError(
+                "a callback needs the reference, but the models were built without it: give the "
+                "callbacks to the trainer that trains this module first"
+            )
+        if self.reference is not None:
+            self.reference.to(self.device)
+
+    @property
+    def base_weights(self) -> dict[str, nn.Parameter]:
+        """The frozen weights beneath the adapters, by their names in the whole module."""
+        return base_names(self, base_parameters(self.policy))
+
+    @cached_property
+    def base_fingerprint(self) -> str:
+        """A hash of the frozen weights beneath the adapters."""
+        return base_fingerprint(self.policy)
+
+    def sample(
+        self,
+        prompts: Prompts,
+        sampling: SamplingSettings,
+        *,
+        group_size: int,
+        seed: tuple[int, ...],
+    ) -> Rollout:
+        """Answer prompts with the policy; rows of one seed, row id and number are the same."""
+        with self.parallelism.whole(self.policy) as policy:
+            return self.generator(
+                policy, self.tokenizer, prompts, sampling, group_size=group_size, seed=seed
+            )
+
+    def output(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
+        """Return log-probs and entropy of the responses at the sampling temperature."""
+        output: PolicyOutput = policy(sequences, temperature=self.sampling.temperature)
+        return output
+
+    def micro_batch_rows(self, sequences: Sequences) -> list[Int[Tensor, " selected"]]:
+        """Group the rows that share a forward pass, within the budget of tokens."""
+        return micro_batch_rows(sequences, self.micro_batch_tokens, packs=self.policy.packs)
+
+    @torch.no_grad()
+    def output_under(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
+        """Return log-probs and entropy of all responses under a policy in evaluation mode."""
+        dtype = torch.promote_types(torch.float32, next(policy.parameters()).dtype)
+        log_probs = torch.zeros(sequences.mask.shape, dtype=dtype, device=self.device)
+        entropy = torch.zeros_like(log_probs)
+        with self.parallelism.whole(policy) as model, evaluation_mode(model):
+            for rows in self.micro_batch_rows(sequences):
+                part = sequences.select(rows).trimmed()
+                output = self.output(model, part)
+                log_probs[rows, : part.mask.shape[1]] = output.log_probs
+                entropy[rows, : part.mask.shape[1]] = output.entropy
+        return PolicyOutput(log_probs=log_probs, entropy=entropy)
