@@ -340,8 +340,11 @@ def run_with_kills(
             raise RuntimeError(attempt.log.read_text()[-4000:])
 
 
-def memory_slope(job: Job, warm_up: int = 50) -> float | None:
-    """Return by which share the memory grows over 1,000 iterations of a process."""
+def memory_slope(job: Job, warm_up: int = 200) -> float | None:
+    """Return by which share the memory grows over 1,000 iterations of a process.
+
+    None if no process went on for as many iterations as are left out at its beginning.
+    """
     points: dict[str, list[tuple[int, float]]] = {}
     for line in (job.folder / "memory.csv").read_text().splitlines():
         process, iteration, size = line.split(",")

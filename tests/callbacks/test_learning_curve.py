@@ -1,10 +1,12 @@
 """The history of a run and its picture."""
 
 import csv
+import gc
 
 import numpy as np
 import pytest
 from lightning.pytorch.loggers import CSVLogger
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from lit_rl.callbacks import LearningCurve, RewardMetrics
@@ -104,3 +106,20 @@ def test_band_is_one_standard_error_on_each_side(figure):
 def test_a_run_without_points_still_has_a_picture(tmp_path):
     learning_curve([], []).savefig(tmp_path / "empty.png")
     assert imread(tmp_path / "empty.png").ndim == 3
+
+
+def test_no_picture_stays_in_memory(fit, tiny_module):
+    """Not even without the collections that Python runs by itself, now and then."""
+
+    def figures():
+        return sum(type(thing) is Figure for thing in gc.get_objects())
+
+    gc.collect()
+    before = figures()
+    gc.disable()
+    try:
+        fit(tiny_module(), LearningCurve(), iterations=4)
+        assert figures() == before
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
