@@ -3,7 +3,8 @@
     python benchmarks/devices.py            # a few minutes on two cores
 
 Processes and strategies take turns. The results are written to `benchmarks/results`: a table, and
-all numbers as JSON. Two cores are needed that nothing else uses.
+all numbers as JSON. Two cores are needed that nothing else uses: `two apart` shows whether they are
+there, since two runs that share nothing then take half of the seconds of one.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,8 +26,12 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 STAGES = ("rollout", "update", "iteration")
 ALONE = "one process"
+APART = "two apart"
+"""Two runs at once, each of half the prompts, that know nothing of each other: what there is."""
+
 LAUNCHES = {
     ALONE: [],
+    APART: [],
     "ddp": ["--config", "configs/strategy/ddp.yaml", "--trainer.devices", "2"],
     "fsdp2": ["--config", "configs/strategy/fsdp2.yaml", "--trainer.devices", "2"],
     "deepspeed_2": [
@@ -60,11 +67,20 @@ WORK = {
 }
 
 
-def seconds(name: str, iterations: int) -> dict[str, float]:
+def slower_of_two(iterations: int) -> dict[str, float]:
+    """Return the seconds of the slower of two runs at the same time, each of half the prompts."""
+    half = str(int(WORK["data.batch_size"]) // 2)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(seconds, ALONE, iterations, half) for _ in range(2)]
+    return {stage: max(run.result()[stage] for run in runs) for stage in STAGES}
+
+
+def seconds(name: str, iterations: int, prompts: str = WORK["data.batch_size"]) -> dict[str, float]:
     """Return the median seconds of each stage, the first iteration left out."""
     with tempfile.TemporaryDirectory() as folder:
         work = {
             **WORK,
+            "data.batch_size": prompts,
             "trainer.limit_train_batches": str(iterations + 1),
             "trainer.default_root_dir": folder,
         }
@@ -107,7 +123,8 @@ def main() -> None:
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.only}
     for _ in range(arguments.rounds):
         for name, runs in measured.items():
-            runs.append(seconds(name, arguments.iterations))
+            run = slower_of_two if name == APART else partial(seconds, name)
+            runs.append(run(arguments.iterations))
             print(name, runs[-1], flush=True)
     where = environment(*PACKAGES)
     command = shlex.join(["python", "benchmarks/devices.py", *sys.argv[1:]])

@@ -75,11 +75,10 @@ class ShardedParallelism(Parallelism):
         }
         own = {name: p for name, p in reference.named_parameters() if name not in shared}
         shards = Shards(own, self.device)
+        of_policy = self._weight_of(policy)
 
         def weight(name: str) -> Tensor:
-            if name in shards:
-                return shards.whole(name)
-            return self.whole_weight(policy.get_parameter(shared[name]))
+            return shards.whole(name) if name in shards else of_policy(shared[name])
 
         replica = Replica(reference, weight, self.device)
         self._replicas[id(replica.model)] = replica
@@ -105,6 +104,7 @@ class ShardedParallelism(Parallelism):
         self._learners = [*learners]
 
     def _weight_of(self, model: nn.Module) -> Callable[[str], Tensor]:
+        """Return what gives a whole weight of a model by its name; a collective."""
         return lambda name: self.whole_weight(model.get_parameter(name))
 
     def whole(self, model: M) -> AbstractContextManager[M]:

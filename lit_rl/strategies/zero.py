@@ -244,6 +244,15 @@ class ZeRO(ShardedParallelism):
         part = parameter.ds_tensor.detach().to(self.device)
         return joined(part.flatten(), parameter.ds_shape)
 
+    def _weight_of(self, model: nn.Module) -> Callable[[str], Tensor]:
+        """Return what gives a whole weight of a model by its name; a collective.
+
+        Parameters stay the objects that they are. A module of which the engine is asked for one
+        takes it for a weight that the pass under way needs, and keeps it whole.
+        """
+        parameters = dict(model.named_parameters())
+        return lambda name: self.whole_weight(parameters[name])
+
     @property
     def root(self) -> Callable[..., Any]:
         """The engine."""

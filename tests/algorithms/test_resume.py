@@ -118,7 +118,7 @@ def test_checkpoint_holds_no_reference_and_no_settings(signal, fit, tmp_path):
     assert "hyper_parameters" not in checkpoint
     identity = checkpoint["lit_rl"].pop("identity")
     assert len(checkpoint["lit_rl"].pop("random")) == 1  # one rank
-    assert set(identity) == {"algorithm", "model", "tokenizer", "reference"}
+    assert set(identity) == {"algorithm", "model", "tokenizer", "reference"}  # of which a hash
     assert checkpoint["lit_rl"] == {
         "iteration": 1,
         "reference_moved": False,

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 EVERYWHERE = ["grpo", "uneven", "skip_zero_advantages", "ppo", "ppo_resumed", "ppo_lora"]
 WEIGHTS_IN_SHARDS = [
     "dr_grpo",
+    "ppo_validated",
     "ppo_shared_trunk",
     "ppo_stopped",
     "dapo",

@@ -305,6 +305,7 @@ def train(
     controllers: tuple[RLCallback, ...] = (),
     strategy: str = "ddp",
     precision: str = "32-true",
+    validate_first: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train and return what this process saw."""
@@ -315,6 +316,7 @@ def train(
     trainer = build_trainer(
         strategy,
         precision=precision,
+        num_sanity_val_steps=-1 if validate_first else 0,
         max_steps=iterations * module.steps_per_iteration,
         callbacks=[
             RewardMetrics(),
@@ -410,6 +412,8 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         ),
         # Its weight is that of the checkpoint, not the one it would begin with.
         "ppo_resumed": partial(ppo, critic_warmup=1, controllers=(adaptive(0.9),), resume=ppo_file),
+        # Several passes without the critic come before the first with it.
+        "ppo_validated": partial(ppo, iterations=1, validate_first=True),
         "ppo_shared_trunk": partial(ppo, critic=SharedTrunk(), controllers=(adaptive(0.1),)),
         "ppo_lora": partial(
             ppo,
