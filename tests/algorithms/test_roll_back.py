@@ -26,8 +26,8 @@ from lit_rl.callbacks.health_alarms import Alarm
 from lit_rl.callbacks.held_out_watch import HeldOutWatch
 from lit_rl.callbacks.roll_back import check_roll_back
 from lit_rl.checkpoints import VerifiedCheckpointIO
+from lit_rl.functional import fingerprint
 from lit_rl.models import LoRA
-from lit_rl.models.adapters import fingerprint
 from lit_rl.rewards import PythonFunction
 from lit_rl.strategies import FSDP2, DeepSpeed
 
@@ -198,7 +198,7 @@ def test_a_critic_and_an_adapter_go_back(learns, run):
     class Critics(RLCallback):
         def on_rollout(self, trainer, module, scored, experience):
             critics.append(flat(module.critic))
-            bases.append(fingerprint(module.policy))
+            bases.append(fingerprint(module.base_weights))
 
     module = learns(PPO, adapter=LoRA(rank=4, alpha=8), lr_schedule="constant")
     run(module, Sick(6, 7), recorder, Critics())
