@@ -177,15 +177,13 @@ class PolicyModule(L.LightningModule):
     def take_fingerprint(self, reference: Policy) -> None:
         """Keep a hash of what the reference does not share with the policy, before it is placed.
 
-        A reference that is the base beneath an adapter has the hash of the base.
+        One that is the base beneath an adapter has none: the base is compared by itself.
         """
-        if self.reference_fingerprint is None:
-            if self.adapter is not None and self.adapter.starts_at_base:
-                self.reference_fingerprint = self.base_fingerprint
-            else:
-                shared = set(self.policy.parameters())
-                own = {name: p for name, p in reference.named_parameters() if p not in shared}
-                self.reference_fingerprint = fingerprint(own)
+        is_base = self.adapter is not None and self.adapter.starts_at_base
+        if self.reference_fingerprint is None and not is_base:
+            shared = set(self.policy.parameters())
+            own = {name: p for name, p in reference.named_parameters() if p not in shared}
+            self.reference_fingerprint = fingerprint(own)
 
     def initial_policy(self) -> Policy:
         """Return a new policy, as it is before training."""
