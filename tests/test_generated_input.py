@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -208,7 +209,18 @@ def a_message_of_the_parser(message):
     assert isinstance(explain(message, KEYS), str)
 
 
-@given(key=st.sampled_from(KEYS) | TEXTS, value=TEXTS | JSON.map(json.dumps))
+def stands_in_a_command_line(text):
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@given(
+    key=(st.sampled_from(KEYS) | TEXTS).filter(stands_in_a_command_line),
+    value=(TEXTS | JSON.map(json.dumps)).filter(stands_in_a_command_line),
+)
 def an_argument(key, value):
     """The configuration is printed, or the error is one of the command line."""
     outputs = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ def start(tmp_path):
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
+            # A shell lets what runs in its background, such as these tests, ignore the signal.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         processes.append(process)
         end = time.monotonic() + 90
