@@ -340,22 +340,15 @@ def run_with_kills(
             raise RuntimeError(attempt.log.read_text()[-4000:])
 
 
-def memory_slope(job: Job, warm_up: int = 200) -> float | None:
-    """Return by which share the memory grows over 1,000 iterations of a process.
+def memory_slope(job: Job) -> float:
+    """Return by which share the memory of a run in one process grows over 1,000 iterations.
 
-    None if no process went on for as many iterations as are left out at its beginning.
+    The first half of the run is left out, in which caches of libraries fill.
     """
-    points: dict[str, list[tuple[int, float]]] = {}
-    for line in (job.folder / "memory.csv").read_text().splitlines():
-        process, iteration, size = line.split(",")
-        if int(iteration) > warm_up:
-            points.setdefault(process, []).append((int(iteration), float(size)))
-    long = [np.array(series) for series in points.values() if len(series) >= warm_up]
-    if not long:
-        return None
-    steps = np.concatenate([series[:, 0] - series[:, 0].mean() for series in long])
-    sizes = np.concatenate([series[:, 1] / series[:, 1].mean() - 1 for series in long])
-    return float(1000 * (steps @ sizes) / (steps @ steps))
+    rows = [line.split(",") for line in (job.folder / "memory.csv").read_text().splitlines()]
+    half = np.array([(float(n), float(size)) for _, n, size in rows[len(rows) // 2 :]])
+    steps, sizes = half.T - half.mean(axis=0)[:, None]
+    return float(1000 * (steps @ sizes) / (steps @ steps) / half[:, 1].mean())
 
 
 def main() -> int:
@@ -389,10 +382,7 @@ def main() -> int:
             "restarts": sum(struck.values()),
             "killed in": dict(struck),
             "differences": found,
-            "memory growth per 1000 iterations": {
-                "left alone": memory_slope(whole),
-                "with kills": memory_slope(parts),
-            },
+            "memory growth per 1000 iterations": memory_slope(whole),
         }
     print(json.dumps(report, indent=1))
     return int(bool(found))

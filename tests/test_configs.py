@@ -47,6 +47,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("file", [*cases()])
 def test_configuration_trains_for_two_iterations(file):

@@ -87,6 +87,7 @@ def summarise_part(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_give_the_summary_of_the_whole(tmp_path):
     start_processes(summarise_part, (str(tmp_path),), nprocs=2, start_method="spawn")
     whole = summary([1.0, 2.0, 6.0, -3.0])
