@@ -13,8 +13,8 @@ from lit_rl.models import LoRA, RandomCausalLM, SmolLM2, save_pretrained
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 FILES = sorted(CONFIGS.glob("*/*.yaml"))
-# Files that need the real pretrained model.
-SLOW = {"smollm2.yaml", "addition_few_shot.yaml", "reasoning_gym.yaml"}
+# Those of strategies are started by the tests of several processes.
+RUNS = [file for file in FILES if file.parent.name != "strategy"]
 # What a file needs beside it to make a whole run.
 COMPANIONS = {
     "smollm2.yaml": ["task/addition_few_shot.yaml", "update/single.yaml"],
@@ -25,14 +25,6 @@ COMPANIONS = {
 ALGORITHMS = {"verl_ppo.yaml": "ppo.yaml", "smollm2_ppo.yaml": "ppo.yaml"}
 # What stands in for a hub, which tests do not reach.
 ARGUMENTS = {"hugging_face.yaml": ["--model.source.name", "exported"]}
-
-
-def cases():
-    for file in FILES:
-        if file.parent.name == "strategy":  # which the tests of several processes start
-            continue
-        marks = [pytest.mark.slow] if file.name in SLOW else []
-        yield pytest.param(file, id=f"{file.parent.name}/{file.name}", marks=marks)
 
 
 @pytest.fixture
@@ -49,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("file", [*cases()])
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_configuration_trains_for_two_iterations(file):
     stack = [CONFIGS / "algorithm" / ALGORITHMS.get(file.name, "grpo.yaml"), file]
     stack += [CONFIGS / companion for companion in COMPANIONS.get(file.name, [])]
