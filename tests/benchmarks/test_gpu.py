@@ -10,9 +10,10 @@ def test_the_script_runs_on_any_machine(monkeypatch, capsys):
     gpu.main()
     head, _, row = capsys.readouterr().out.strip().splitlines()[-3:]
     values = dict(zip(head.split(" | ")[1:], row.split(" | ")[1:], strict=True))
-    stages = sum(float(values[stage]) for stage in ("generate", "log_probs", "update"))
-    # An iteration is its stages, and some more.
-    assert 0 < stages <= float(values["iteration"]) + 0.002
+    # A stage is never longer than its iteration, so neither is the median of one than that of the
+    # other; the medians of all stages together can be, where single iterations are disturbed.
+    for stage in ("generate", "log_probs", "update"):
+        assert 0 < float(values[stage]) <= float(values["iteration"])
     # By hand: 8 prompts x 8 responses x 4 tokens, in seconds that are rounded to 1 ms.
     rate = float(values["generated tokens/s"].replace(",", ""))
     assert rate * float(values["generate"]) == pytest.approx(256, rel=0.1)
