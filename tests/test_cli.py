@@ -298,7 +298,10 @@ def test_a_package_that_is_missing_is_named_in_one_sentence(
     package, arguments, message, monkeypatch, tmp_path, capsys
 ):
     find = importlib.util.find_spec
-    hidden = lambda name, *rest: None if name == package else find(name, *rest)  # noqa: E731
+
+    def hidden(name, *rest):
+        return None if name == package else find(name, *rest)
+
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)

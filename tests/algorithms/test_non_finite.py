@@ -1,6 +1,7 @@
 """A loss or gradient that is not finite takes no step, is counted, and ends a run that is ill."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_the_step_is_skipped_and_counted_and_the_next_is_taken(build, fit, value
     module = build(policy_loss=Broken(2, value=value, where=where))
     trainer = fit(module, iterations=2, callbacks=[seen])
     # Before, after 0, after 1, before 2, after 2, after 3.
-    moved = [not torch.equal(a, b) for a, b in zip(seen.weights, seen.weights[1:])]  # noqa: B905
+    moved = [not torch.equal(a, b) for a, b in pairwise(seen.weights)]
     assert moved == [True, True, False, False, True]
     assert seen.skipped == [0, 0, 1, 1]
     assert trainer.callback_metrics["skipped_updates"] == 1
