@@ -1,6 +1,5 @@
 """The critic-free loop: generate, score, prepare, update."""
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_rl.advantages.base import AdvantageEstimator
@@ -17,12 +15,11 @@ from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.free_memory import return_free_memory
 from lit_rl.algorithms.hooks import RLCallback, call_hooks
 from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
-from lit_rl.algorithms.non_finite import finite_on_all_ranks, save_minibatch
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
-from lit_rl.algorithms.out_of_memory import with_less_memory
-from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE, RLModule
+from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE
 from lit_rl.algorithms.setting_checks import check_policy_gradient
-from lit_rl.functional import maximum_over_ranks, sum_over_ranks, top_fraction
+from lit_rl.algorithms.updating_module import UpdatingModule
+from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.reward_shaping import RewardShaping
@@ -39,7 +36,7 @@ from lit_rl.types import (
 )
 
 
-class PolicyGradient(RLModule):
+class PolicyGradient(UpdatingModule):
     """Policy gradient without a critic. An algorithm is a subclass that names its choices.
 
     One training step is one iteration: a batch of prompts is answered `group_size` times each, the
@@ -67,13 +64,7 @@ class PolicyGradient(RLModule):
             denominator.
         update_epochs: passes over the rollouts of an iteration.
         num_minibatches: optimizer steps per pass.
-        skip_zero_advantages: leave rows without advantage out of the passes of the update. They
-            still count in every denominator, so the gradient is the same; metrics of the update
-            cover the other rows only. Needs a loss without KL and entropy.
-        max_skipped_updates: updates in a row whose loss or gradient is not finite at which the run
-            ends, with the rows of the last of them in its folder. Such an update takes no optimizer
-            step, and the metric `skipped_updates` counts it.
-        module: the arguments of `RLModule`.
+        module: the arguments of `UpdatingModule`.
 
     Raises:
         ValueError: for settings that contradict each other, with settings that do not.
@@ -98,8 +89,6 @@ class PolicyGradient(RLModule):
         top_entropy_fraction: float = 1.0,
         update_epochs: int = 1,
         num_minibatches: int = 1,
-        skip_zero_advantages: bool = False,
-        max_skipped_updates: int = 3,
         **module: Any,
     ) -> None:
         super().__init__(**module)
@@ -117,13 +106,9 @@ class PolicyGradient(RLModule):
         self.top_entropy_fraction = top_entropy_fraction
         self.update_epochs = update_epochs
         self.num_minibatches = num_minibatches
-        self.skip_zero_advantages = skip_zero_advantages
-        self.max_skipped_updates = max_skipped_updates
         self.stop_updates = False
         self.num_rewarded = 0
         self.skipped_iterations = 0
-        self.skipped_updates = 0
-        self.skipped_in_a_row = 0
         check_policy_gradient(self)
 
     @property
@@ -135,11 +120,6 @@ class PolicyGradient(RLModule):
     def trains_policy(self) -> bool:
         """Whether the updates of the iteration under way move the policy."""
         return True
-
-    @property
-    def resting_groups(self) -> frozenset[str]:
-        """Names of the parameter groups that the optimizer leaves as they are at the moment."""
-        return frozenset()
 
     @property
     def deducts_kl(self) -> bool:
@@ -283,112 +263,6 @@ class PolicyGradient(RLModule):
             rank=self.global_rank,
         )
 
-    def update(self, experience: Experience, rows: Tensor, index: int) -> Update:
-        """Take one optimizer step on the given rows, in micro-batches."""
-        minibatch = experience.select(rows.to(experience.mask.device))
-        totals = Totals(*sum_over_ranks(torch.stack(Totals.of(minibatch.mask))))
-        acts = minibatch.advantages.ne(0) if self.skip_zero_advantages else minibatch.mask
-        minibatch = minibatch.select(acts.any(1).nonzero()[:, 0])
-        loss, passes = with_less_memory(
-            lambda groups: self.backward_passes(minibatch, groups, experience, totals),
-            groups=lambda: self.micro_batch_rows(minibatch) if len(minibatch) else [],
-            split=lambda count: self.split_micro_batches(minibatch, count),
-            alone=not self.parallelism.is_parallel,
-        )
-        counts = bool(totals.tokens)
-        finite = finite_on_all_ranks(loss)
-        grad_norms = self.parallelism.step(
-            self.optimizers(),  # type: ignore[arg-type]
-            max_grad_norm=self.max_grad_norm,
-            resting=self.resting_groups,
-            counts=counts and finite,
-        )
-        finite = finite and all(map(math.isfinite, grad_norms.values()))
-        if counts and finite:
-            self.scheduler.step()
-        self.count_skipped(finite, minibatch, index)
-        return Update(passes=passes, loss=loss, grad_norms=grad_norms, index=index)
-
-    def backward_passes(
-        self,
-        minibatch: Experience,
-        groups: Sequence[Tensor],
-        experience: Experience,
-        totals: Totals,
-    ) -> tuple[Float[Tensor, ""], tuple[tuple[Experience, ModelOutput], ...]]:
-        """Add up the gradient over micro-batches; return the loss, and rows with outputs.
-
-        Args:
-            minibatch: the rows of this rank that are trained on, maybe none.
-            groups: those of each micro-batch.
-            experience: all rows of this rank.
-            totals: the denominators of the loss.
-        """
-        loss, passes = torch.zeros((), device=self.device), []
-        micro_batches = self.even_micro_batches(minibatch, groups, experience)
-        for number, (micro_batch, weight) in enumerate(micro_batches, start=1):
-            output = self.parallelism.run(self.forward_pass, micro_batch)
-            part = weight * self.loss(output, micro_batch, totals)
-            with self.parallelism.accumulate(last=number == len(micro_batches)):
-                # Data parallel strategies average over ranks what the totals make a sum.
-                self.manual_backward(part * self.trainer.world_size)
-            loss += part.detach()
-            if weight:
-                passes.append((micro_batch, output.map_tensors(Tensor.detach)))
-        return loss, tuple(passes)
-
-    def split_micro_batches(self, minibatch: Experience, count: int) -> None:
-        """Halve the budget of tokens until rows form more than `count` micro-batches."""
-        self.raw_optimizer.zero_grad(set_to_none=True)
-        before = self.micro_batch_tokens
-        while len(self.micro_batch_rows(minibatch)) <= count:
-            self.micro_batch_tokens //= 2
-        return_free_memory()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        rank_zero_warn(
-            f"memory ran out in iteration {self.iteration + 1}: micro_batch_tokens is "
-            f"{self.micro_batch_tokens} instead of {before} from here on, and the minibatch is "
-            "repeated. The results are the same"
-        )
-
-    def even_micro_batches(
-        self, minibatch: Experience, groups: Sequence[Tensor], experience: Experience
-    ) -> list[tuple[Experience, float]]:
-        """Return micro-batches with their weights in the loss, equally many on every rank.
-
-        A rank that has fewer of its own, or none, runs the others with a row of weight 0.
-
-        Args:
-            minibatch: the rows of this rank that are trained on, maybe none.
-            groups: those of each micro-batch.
-            experience: all rows of this rank.
-        """
-        number = maximum_over_ranks(torch.tensor([len(groups), 1], device=self.device)).max()
-        shortest = experience.select(experience.mask.sum(1).argmin()[None]).trimmed()
-        missing = int(number) - len(groups)
-        return [(minibatch.select(group).trimmed(), 1.0) for group in groups] + [
-            (shortest, 0.0)
-        ] * missing
-
-    def count_skipped(self, finite: bool, minibatch: Experience, index: int) -> None:
-        """Count an optimizer step that was skipped, on all ranks together.
-
-        Raises:
-            FloatingPointError: if it is the last of `max_skipped_updates` in a row.
-        """
-        self.skipped_updates += int(not finite)
-        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        if self.skipped_in_a_row == self.max_skipped_updates:
-            where = f"iteration{self.iteration + 1}-update{index + 1}"
-            path = save_minibatch(self.trainer, minibatch, where)
-            raise FloatingPointError(
-                f"loss or gradient were not finite in {self.skipped_in_a_row} updates in a row, "
-                f"the last update {index + 1} of iteration {self.iteration + 1}; its rows are in "
-                f"{path}. The weights are untouched by these updates. Look at the rows and at the "
-                "metrics of the iterations before, or lower the learning rate"
-            )
-
     def forward_pass(self, experience: Experience) -> ModelOutput:
         """Return what the models say of a micro-batch, with gradient."""
         output: PolicyOutput = self.policy(
@@ -457,19 +331,15 @@ class PolicyGradient(RLModule):
         return values
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store what the advantage estimator remembers."""
+        """Store what was skipped, and what the advantage estimator remembers."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lit_rl"]["skipped_iterations"] = self.skipped_iterations
-        checkpoint["lit_rl"]["skipped_updates"] = self.skipped_updates
-        checkpoint["lit_rl"]["skipped_in_a_row"] = self.skipped_in_a_row
         checkpoint["lit_rl"]["advantage"] = self.advantage.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting what was skipped."""
         super().on_load_checkpoint(checkpoint)
         self.skipped_iterations = checkpoint["lit_rl"].get("skipped_iterations", 0)
-        self.skipped_updates = checkpoint["lit_rl"].get("skipped_updates", 0)
-        self.skipped_in_a_row = checkpoint["lit_rl"].get("skipped_in_a_row", 0)
 
     def load_memory(self, stored: Mapping[str, Any]) -> None:
         """Give the advantage estimator its memory back."""
