@@ -82,6 +82,23 @@ class Prompts(Container):
     def __len__(self) -> int:
         return len(self.row_ids)
 
+    def split(self, size: int) -> "list[Prompts]":
+        """Return the prompts in parts of `size`, the last of which may be smaller."""
+        parts = []
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            parts.append(
+                Prompts(
+                    ids=self.ids[rows],
+                    mask=self.mask[rows],
+                    texts=self.texts[rows],
+                    answers=self.answers[rows],
+                    columns={name: column[rows] for name, column in self.columns.items()},
+                    row_ids=self.row_ids[rows],
+                )
+            )
+        return parts
+
 
 RolloutT = TypeVar("RolloutT", bound="Rollout")
 

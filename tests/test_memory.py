@@ -53,6 +53,14 @@ def test_cache_and_logits_are_counted():
     assert footprint.reference == 0
 
 
+def test_prompts_at_a_time_bound_what_sampling_takes():
+    """By hand: 3 of the 8 prompts, with 4 responses each, at a vocabulary of 2048."""
+    footprint = held("--model.prompts_at_a_time", "3")
+    assert footprint.cache == (3 * 5 + 12 * 64) * 2 * 6 * 512 * 4
+    assert footprint.sampling == 12 * 2048 * 4
+    assert held("--model.prompts_at_a_time", "100") == held()
+
+
 def test_a_chunk_of_logits_is_64_mib_at_most():
     """By hand: 2^24 numbers of float32; a vocabulary of 2048 makes that 8192 tokens."""
     assert held("--model.micro_batch_tokens", "8192", "--data.batch_size", "64").logits == 1 << 26

@@ -1,6 +1,6 @@
 import torch
 
-from lit_rl.types import ScoredRollout, at_last_token
+from lit_rl.types import Prompts, ScoredRollout, at_last_token
 
 NAN = torch.nan
 # A full row, one with a hole, one whose end is no token of the policy, and none.
@@ -59,3 +59,23 @@ def test_a_missing_row_has_no_other_reward_either():
     other = scored.with_rewards(torch.tensor([NAN, 3.0, 0.0, 0.0]))
     assert other.rewards.tolist() == [0.0, 3.0, 0.0, 0.0]
     assert other.token_rewards.tolist() == [[0.0] * 3, [0.0, 0.0, 3.0], [0.0] * 3, [0.0] * 3]
+
+
+def test_prompts_in_parts_are_the_prompts_in_their_order():
+    ids = torch.arange(10).view(5, 2)
+    prompts = Prompts(
+        ids=ids,
+        mask=ids > 0,
+        texts=tuple("abcde"),
+        answers=tuple("12345"),
+        columns={"level": tuple(range(5))},
+        row_ids=(9, 8, 7, 6, 5),
+    )
+    parts = prompts.split(2)
+    assert [part.row_ids for part in parts] == [(9, 8), (7, 6), (5,)]
+    assert [part.texts for part in parts] == [("a", "b"), ("c", "d"), ("e",)]
+    assert [part.answers for part in parts] == [("1", "2"), ("3", "4"), ("5",)]
+    assert [part.columns["level"] for part in parts] == [(0, 1), (2, 3), (4,)]
+    assert torch.equal(torch.cat([part.ids for part in parts]), ids)
+    assert torch.equal(torch.cat([part.mask for part in parts]), ids > 0)
+    assert [part.row_ids for part in prompts.split(5)] == [prompts.row_ids]

@@ -20,16 +20,17 @@ from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE
 from lit_rl.algorithms.setting_checks import check_policy_gradient
 from lit_rl.algorithms.updating_module import UpdatingModule
 from lit_rl.functional import sum_over_ranks, top_fraction
+from lit_rl.generation import SamplingSettings
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.reward_shaping import RewardShaping
+from lit_rl.rewards.base import Judging, judged
 from lit_rl.sampler_corrections import SamplerCorrection
 from lit_rl.types import (
     Experience,
     ModelOutput,
     PolicyOutput,
     Prompts,
-    Rollout,
     ScoredRollout,
     Sequences,
     Update,
@@ -64,6 +65,9 @@ class PolicyGradient(UpdatingModule):
             denominator.
         update_epochs: passes over the rollouts of an iteration.
         num_minibatches: optimizer steps per pass.
+        prompts_at_a_time: prompts that each rank answers at a time, which bounds the memory that
+            sampling takes. The reward may judge their responses while the next ones are sampled:
+            `lit_rl.rewards.InWorkers` does. None: all prompts of the iteration.
         module: the arguments of `UpdatingModule`.
 
     Raises:
@@ -89,6 +93,7 @@ class PolicyGradient(UpdatingModule):
         top_entropy_fraction: float = 1.0,
         update_epochs: int = 1,
         num_minibatches: int = 1,
+        prompts_at_a_time: int | None = None,
         **module: Any,
     ) -> None:
         super().__init__(**module)
@@ -106,6 +111,7 @@ class PolicyGradient(UpdatingModule):
         self.top_entropy_fraction = top_entropy_fraction
         self.update_epochs = update_epochs
         self.num_minibatches = num_minibatches
+        self.prompts_at_a_time = prompts_at_a_time
         self.stop_updates = False
         self.num_rewarded = 0
         self.skipped_iterations = 0
@@ -169,19 +175,35 @@ class PolicyGradient(UpdatingModule):
         self.prompt_ranks = [n % world_size for n in range(len(prompts) * world_size)]
         return self.score(self.generate(prompts))
 
-    def generate(self, prompts: Prompts, draw: int = 0) -> Rollout:
-        """Answer each prompt `group_size` times with the policy.
+    def generate(self, prompts: Prompts, draw: int = 0) -> list[Judging]:
+        """Answer each prompt `group_size` times with the policy, and begin to judge the responses.
 
         Args:
             prompts: the prompts.
             draw: number of the round of sampling within the iteration, which seeds it.
         """
         seed = (self.seed, ROLLOUT, self.iteration, *([draw] if draw else []))
-        return self.sample(prompts, self.sampling, group_size=self.group_size, seed=seed)
+        return self.answers(prompts, self.sampling, group_size=self.group_size, seed=seed)
 
-    def score(self, rollout: Rollout) -> ScoredRollout:
-        """Give every response its reward, where it applies."""
-        scored = self.reward(rollout)
+    def answers(
+        self,
+        prompts: Prompts,
+        sampling: SamplingSettings,
+        *,
+        group_size: int,
+        seed: tuple[int, ...],
+    ) -> list[Judging]:
+        """Answer prompts part by part, and begin to judge each part before the next is answered."""
+        parts = prompts.split(self.prompts_at_a_time or len(prompts))
+        with self.parallelism.whole(self.policy):
+            return [
+                self.reward.judging(self.sample(part, sampling, group_size=group_size, seed=seed))
+                for part in parts
+            ]
+
+    def score(self, judging: Sequence[Judging]) -> ScoredRollout:
+        """Wait until every response has its reward, where it applies."""
+        scored = judged(judging)
         self.num_rewarded += int(sum_over_ranks((~scored.missing).sum()))
         call_hooks(self.trainer, "on_scored", self, scored)
         return scored

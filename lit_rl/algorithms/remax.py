@@ -9,6 +9,7 @@ from lit_rl.algorithms.reinforce import Reinforce
 from lit_rl.algorithms.rl_module import ROLLOUT
 from lit_rl.functional import sum_over_ranks
 from lit_rl.kl_penalties import KLInReward, KLPenalty
+from lit_rl.rewards.base import judged
 from lit_rl.types import BaselinedRollout, Prompts, ScoredRollout
 
 
@@ -38,9 +39,7 @@ class ReMax(Reinforce):
         """Answer the prompts, score the responses and the greedy ones."""
         scored = super().collect(prompts)
         seed = (self.seed, ROLLOUT, self.iteration)
-        greedy = self.reward(
-            self.sample(prompts, self.sampling.as_greedy(), group_size=1, seed=seed)
-        )
+        greedy = judged(self.answers(prompts, self.sampling.as_greedy(), group_size=1, seed=seed))
         for shaping in self.reward_shaping:
             greedy = shaping(greedy)
         # Samples whose baseline is missing have nothing to be compared with.

@@ -16,6 +16,7 @@ LEAST = {
     "group_size": 1,
     "kl_coef": 0,
     "max_skipped_updates": 1,
+    "prompts_at_a_time": 1,
 }
 
 
@@ -29,8 +30,9 @@ def check_policy_gradient(loop: Any) -> None:
         ValueError: for a setting that is wrong by itself or beside others.
     """
     for name, least in LEAST.items():
-        if not getattr(loop, name) >= least:
-            raise ValueError(f"{name} is {getattr(loop, name)}, must be at least {least}")
+        value = getattr(loop, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} is {value}, must be at least {least}")
     if not 0 < loop.top_entropy_fraction <= 1:
         raise ValueError(
             f"top_entropy_fraction is {loop.top_entropy_fraction}, must be in (0, 1]: the "

@@ -195,7 +195,8 @@ def footprint(module: PolicyGradient, data: PromptDataModule, devices: int = 1) 
     width = policy.dtype.itemsize
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cached = prompts * prompt + rows * new
+    sampled = min(prompts, module.prompts_at_a_time or prompts)
+    cached = sampled * (prompt + module.group_size * new)
     at_once = max(1, LOGITS_AT_ONCE // config.vocab_size)
     chunk = min(at_once, pass_tokens, trained_rows * new)
     return Footprint(
@@ -204,7 +205,7 @@ def footprint(module: PolicyGradient, data: PromptDataModule, devices: int = 1) 
         reference=_bytes(own) if module.uses_reference else 0,
         logits=chunk * config.vocab_size * 4,
         cache=cached * 2 * config.num_hidden_layers * heads * head_dim * width,
-        sampling=rows * config.vocab_size * 4,
+        sampling=sampled * module.group_size * config.vocab_size * 4,
     )
 
 

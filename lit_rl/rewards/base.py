@@ -3,11 +3,12 @@
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 import torch
 
-from lit_rl.rewards.checked_scores import checked_scores, shown
+from lit_rl.rewards.checked_scores import checked_scores, named_failure, shown
 from lit_rl.rewards.steps import Scores, Value
 from lit_rl.types import Rollout, ScoredRollout, at_last_token
 
@@ -65,9 +66,29 @@ class Reward(ABC):
     def values(self, rollout: Rollout) -> Sequence[Value]:
         """Return one value per response, in their order; True and False count as 1 and 0."""
 
-    def parts(self, rollout: Rollout) -> dict[str, Scores]:
-        """Return the named parts before weighting."""
-        return {self.name: checked_scores(self.name, self.values, rollout)}
+    def begin(self, rollout: Rollout) -> Callable[[], Sequence[Value]]:
+        """Begin to judge a rollout, and return what waits for its values.
+
+        More responses are sampled before it is called, and further rollouts may be begun. A reward
+        that judges elsewhere, in other processes or over a network, overrides this, and `values`
+        with `return self.begin(rollout)()`. The default begins when it is called.
+        """
+        return partial(self.values, rollout)
+
+    @property
+    def named_parts(self) -> "dict[str, Reward]":
+        """What judges, by the name under which it is logged."""
+        return {self.name: self}
+
+    def begin_parts(self, rollout: Rollout) -> Callable[[], dict[str, Scores]]:
+        """Begin to judge, and return what waits for the named parts before weighting."""
+        begun: dict[str, Callable[[], Sequence[Value]]] = {}
+        for name, reward in self.named_parts.items():
+            with named_failure(name):
+                begun[name] = reward.begin(rollout)
+        return lambda: {
+            name: checked_scores(name, values, rollout) for name, values in begun.items()
+        }
 
     def total(self, parts: dict[str, Scores]) -> Scores:
         """Return the reward that the parts make."""
@@ -83,7 +104,18 @@ class Reward(ABC):
             ValueError: if the values are not as `Reward` says.
             RuntimeError: if computing them failed; the failure is its cause.
         """
-        parts = self.parts(rollout)
+        return self.judging(rollout)()
+
+    def judging(self, rollout: Rollout) -> Callable[[], ScoredRollout]:
+        """Begin to judge, and return what waits for the rollout with its rewards, see `__call__`.
+
+        Raises:
+            RuntimeError: if the beginning failed; the failure is its cause.
+        """
+        parts = self.begin_parts(rollout)
+        return lambda: self._scored(rollout, parts())
+
+    def _scored(self, rollout: Rollout, parts: dict[str, Scores]) -> ScoredRollout:
         total = self.total(parts)
         missing = total.outcomes.isnan()
         failed = torch.zeros_like(missing)
@@ -123,6 +155,15 @@ class Reward(ABC):
             # A reward may be a frozen dataclass.
             object.__setattr__(self, "_warned", self._warned | {about})
             warnings.warn(message, stacklevel=3)
+
+
+Judging = Callable[[], ScoredRollout]
+"""Waits for a rollout with its rewards, see `Reward.judging`."""
+
+
+def judged(parts: Sequence[Judging]) -> ScoredRollout:
+    """Wait for the parts of a rollout, one at least, and return them as one."""
+    return reduce(ScoredRollout.followed_by, (wait() for wait in parts))
 
 
 def no_response(reward: Reward) -> str:

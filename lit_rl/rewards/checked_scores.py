@@ -1,7 +1,8 @@
 """From what a reward returns to tensors; whatever is wrong with it is named here."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,23 +17,34 @@ from lit_rl.types import Rollout
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def checked_scores(name: str, values: Callable[[Rollout], Any], rollout: Rollout) -> Scores:
+@contextmanager
+def named_failure(name: str) -> Iterator[None]:
+    """Say whose exception it is.
+
+    Raises:
+        RuntimeError: in the place of any exception, which is its cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"the reward {name} raised {type(error).__name__}: {error}") from error
+
+
+def checked_scores(name: str, values: Callable[[], Any], rollout: Rollout) -> Scores:
     """Return what a reward gives a rollout, float32 on the device of the rollout.
 
     Args:
         name: what errors call the reward.
         values: gives one value per response, see `Reward`.
-        rollout: what it is asked about.
+        rollout: what the reward is asked about.
 
     Raises:
         ValueError: if it does not give one value per response, each of them finite numbers at
             tokens that the response has.
         RuntimeError: if it raises; its exception is the cause.
     """
-    try:
-        given = plain(values(rollout))
-    except Exception as error:
-        raise RuntimeError(f"the reward {name} raised {type(error).__name__}: {error}") from error
+    with named_failure(name):
+        given = plain(values())
     if not isinstance(given, Sequence) or len(given) != len(rollout):
         got = f"{len(given)} values" if isinstance(given, Sequence) else shown(given)
         raise ValueError(

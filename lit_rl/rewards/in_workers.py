@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,9 +82,14 @@ class InWorkers(Reward):
         """End the workers."""
         self._pool.end()
 
+    def begin(self, rollout: Rollout) -> Callable[[], list[Value]]:
+        """Let the workers judge while this process does other work; see `Reward`."""
+        values = self._pool.begin(rollout)
+        return lambda: with_failures(values(), rollout, self.on_error)
+
     def values(self, rollout: Rollout) -> list[Value]:
         """Return what the reward gives each response, or that it failed."""
-        return with_failures(self._pool.values(rollout), rollout, self.on_error)
+        return self.begin(rollout)()
 
     @cached_property
     def _pool(self) -> WorkerPool:

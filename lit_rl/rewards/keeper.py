@@ -50,6 +50,32 @@ class Settings:
     memory_limit_mib: int | None
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Asks for a rollout to be judged, behind those before it.
+
+    Attributes:
+        number: names the rollout.
+        rollout: the rollout, pickled.
+        num_rows: its responses.
+    """
+
+    number: int
+    rollout: bytes
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Asks for the replies to the responses of a rollout, and waits for them.
+
+    Attributes:
+        number: names the rollout.
+    """
+
+    number: int
+
+
 class NotReadyError(Exception):
     """The reward could not get ready in a worker; the message says why."""
 
@@ -83,18 +109,42 @@ class Keeper:
         self.settings = settings
         self.parent = os.getppid()
         self.workers: list[_Worker] = []
+        self.waiting: deque[Rows] = deque()
+        self.judged: dict[int, list[bytes]] = {}
+        self.wanted: int | None = None
 
     def run(self) -> None:
-        """Answer each rollout with a reply per row, until the process that asks is gone."""
+        """Answer each rollout with a reply per row, until the process that asks is gone.
+
+        Replies are sent when they are wanted: who sends rollouts meanwhile does not read.
+        """
         for _ in range(self.settings.num_workers):
             self._start()
         while not all(worker.is_ready for worker in self.workers):
             self._look()
         self.main.send(None)
         while True:
-            if self._readable([self.main], _SECONDS_BETWEEN_LOOKS):
-                rollout, num_rows = self.main.recv()
-                self.main.send(self._judge(rollout, num_rows))
+            if self.waiting:
+                rows = self.waiting.popleft()
+                self.judged[rows.number] = self._judge(rows.rollout, rows.num_rows)
+                self._answer()
+            elif self._readable([self.main], _SECONDS_BETWEEN_LOOKS):
+                self._hear()
+
+    def _hear(self) -> None:
+        """Take in what the process says that asks."""
+        message = self.main.recv()
+        if isinstance(message, Wanted):
+            self.wanted = message.number
+            self._answer()
+        else:
+            self.waiting.append(message)
+
+    def _answer(self) -> None:
+        """Send the replies that are wanted, if they are there."""
+        if self.wanted in self.judged:
+            self.main.send(self.judged.pop(self.wanted))
+            self.wanted = None
 
     def _judge(self, rollout: bytes, num_rows: int) -> list[bytes]:
         self.rows, self.replies = deque(range(num_rows)), dict[int, bytes]()
@@ -125,10 +175,11 @@ class Keeper:
         seconds = min(worker_.deadline for worker_ in self.workers) - time.monotonic()
         seconds = min(max(0.0, seconds), _SECONDS_BETWEEN_LOOKS)
         ready = self._readable([self.main, *by_connection], seconds)
-        if self.main in ready:
-            raise EOFError  # it says nothing before it has its answer
         for connection in ready:
-            self._take(by_connection[connection])
+            if connection is self.main:
+                self._hear()
+            else:
+                self._take(by_connection[connection])
         now = time.monotonic()
         for late in [worker_ for worker_ in self.workers if worker_.deadline < now]:
             self._fail(late, f"it took longer than timeout_seconds {self.settings.timeout_seconds}")

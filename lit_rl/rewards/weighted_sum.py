@@ -3,7 +3,6 @@
 import math
 
 from lit_rl.rewards.base import Reward
-from lit_rl.rewards.checked_scores import checked_scores
 from lit_rl.rewards.failed import Failed
 from lit_rl.rewards.steps import Scores, summed
 from lit_rl.types import Rollout
@@ -72,12 +71,10 @@ class WeightedSum(Reward):
             for name, weights in reward.models.items()
         }
 
-    def parts(self, rollout: Rollout) -> dict[str, Scores]:
-        """Return what each part gives before weighting."""
-        return {
-            name: checked_scores(name, reward.values, rollout)
-            for name, reward in self.rewards.items()
-        }
+    @property
+    def named_parts(self) -> dict[str, Reward]:
+        """The parts."""
+        return self.rewards
 
     def total(self, parts: dict[str, Scores]) -> Scores:
         """Return the weighted sum of the parts that apply."""
@@ -85,7 +82,7 @@ class WeightedSum(Reward):
 
     def values(self, rollout: Rollout) -> list[float | Failed | None]:
         """Return the weighted sum as a number, its steps added up; None where no part applies."""
-        total = self.total(self.parts(rollout))
+        total = self.total(self.begin_parts(rollout)())
         failed = {row: Failed(reason) for row, reason in total.failures.items()}
         return [
             failed.get(row, None if math.isnan(value) else value)

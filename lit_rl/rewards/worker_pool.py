@@ -7,11 +7,14 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from lit_rl.rewards.keeper import Settings
+from lit_rl.rewards.keeper import Rows, Settings, Wanted
 from lit_rl.rewards.reply import value_of
 from lit_rl.rewards.steps import Value
 from lit_rl.types import Rollout
@@ -29,6 +32,18 @@ _SECONDS_TO_END = 10
 class _Keeper:
     process: "subprocess.Popen[bytes]"
     connection: Connection
+
+    def say(self, message: Settings | Rows | Wanted) -> None:
+        """Send a message."""
+        with suppress(OSError):  # it has ended: what it said last, or nothing, is the answer
+            self.connection.send(message)
+
+    def answer(self) -> Any:
+        """Wait for an answer, or return what went wrong."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            return "the process that keeps the workers has ended; see what it printed"
 
     def end(self) -> None:
         """Close the connection, with which the keeper and its workers end."""
@@ -49,6 +64,7 @@ class WorkerPool:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._keeper: _Keeper | None = None
+        self._num_begun = 0
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     def start(self) -> None:
@@ -73,30 +89,32 @@ class WorkerPool:
         theirs.close()
         self._keeper = _Keeper(process, Connection(ours.detach()))
         self._finalizer = weakref.finalize(self, self._keeper.end)
-        self._keeper.connection.send(self.settings)
-        if reason := self._answer():
+        self._keeper.say(self.settings)
+        if reason := self._keeper.answer():
             self._give_up(reason)
 
-    def values(self, rollout: Rollout) -> list[Value]:
-        """Return one value per response, in their order.
+    def begin(self, rollout: Rollout) -> Callable[[], list[Value]]:
+        """Let a rollout be judged behind those that were begun before it.
+
+        Returns:
+            What waits for one value per response, in their order. It raises ValueError if the
+            reward does not get ready.
 
         Raises:
             ValueError: if the reward does not get ready.
         """
         self.start()
         assert self._keeper is not None
-        self._keeper.connection.send((pickle.dumps(rollout.to("cpu")), len(rollout)))
-        answer = self._answer()
+        self._num_begun += 1
+        self._keeper.say(Rows(self._num_begun, pickle.dumps(rollout.to("cpu")), len(rollout)))
+        return partial(self._values, self._keeper, self._num_begun)
+
+    def _values(self, keeper: _Keeper, number: int) -> list[Value]:
+        keeper.say(Wanted(number))
+        answer = keeper.answer()
         if isinstance(answer, str):
             self._give_up(answer)
         return [value_of(reply) for reply in answer]
-
-    def _answer(self) -> Any:
-        assert self._keeper is not None
-        try:
-            return self._keeper.connection.recv()
-        except (EOFError, OSError):
-            return "the process that keeps the workers has ended; see what it printed"
 
     def _give_up(self, reason: str) -> NoReturn:
         self.end()

@@ -9,10 +9,12 @@ import torch
 from lit_rl.advantages import GroupCentered
 from lit_rl.aggregations import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
 from lit_rl.algorithms import (
+    DAPO,
     GRPO,
     CurrentLogProbs,
     DrGRPO,
     RecomputedLogProbs,
+    ReMax,
     SamplerLogProbs,
 )
 from lit_rl.callbacks import RLCallback
@@ -20,7 +22,7 @@ from lit_rl.evaluation import Evaluation
 from lit_rl.generation import SamplingSettings
 from lit_rl.kl_penalties import KLInLoss, KLInReward
 from lit_rl.policy_losses import ClippedSurrogate, LogProbSurrogate, OffPolicySequenceMask
-from lit_rl.rewards import PythonFunction
+from lit_rl.rewards import PythonFunction, Reward
 
 AGGREGATIONS = [TokenMean(), SequenceMean(), SequenceSum(), FixedLength(8), TokenSum()]
 GPT2 = {
@@ -125,6 +127,47 @@ def test_micro_batches_change_no_result(signal, fit, weights, aggregation):
         results.append(weights(module))
     torch.testing.assert_close(results[0], results[2], rtol=0, atol=1e-6)
     torch.testing.assert_close(results[1], results[2], rtol=0, atol=1e-6)
+
+
+class Ahead(Reward):
+    """A reward that begins before it is waited for, and notes what happens when."""
+
+    def __init__(self):
+        self.events = []
+
+    def begin(self, rollout):
+        self.events.append(("begun", len(rollout)))
+
+        def values():
+            self.events.append(("waited", len(rollout)))
+            return num_fives(rollout.responses)
+
+        return values
+
+    def values(self, rollout):
+        return self.begin(rollout)()
+
+
+def test_a_part_is_judged_while_the_next_one_is_answered(algorithm, fit):
+    """6 prompts, 4 at a time, with 4 responses each: all are begun before one is waited for."""
+    reward = Ahead()
+    fit(algorithm(reward=reward, prompts_at_a_time=4), iterations=1)
+    assert reward.events == [("begun", 16), ("begun", 8), ("waited", 16), ("waited", 8)]
+
+
+@pytest.mark.parametrize("kind", [GRPO, DAPO, ReMax])
+def test_how_many_prompts_are_answered_at_a_time_changes_no_result(algorithm, fit, weights, kind):
+    """Each response has random numbers of its own, so that only rounding differs."""
+    results, seen = [], []
+    for number in (None, 1, 4, 6, 100):
+        recorder = Recorder()
+        module = algorithm(kind, reward=PythonFunction(num_fives), prompts_at_a_time=number)
+        fit(module, callbacks=[recorder])
+        results.append(weights(module))
+        seen.append([scored.responses for scored in recorder.scored])
+    for other, responses in zip(results[1:], seen[1:], strict=True):
+        assert responses == seen[0]
+        torch.testing.assert_close(other, results[0], rtol=0, atol=1e-6)
 
 
 def test_aggregations_train_differently(signal, fit, weights):
@@ -407,6 +450,7 @@ def test_dr_grpo_is_grpo_with_two_choices_changed(signal, fit, weights):
         ({"skip_zero_advantages": True, "entropy_coef": 0.1}, "entropy_coef 0.1"),
         ({"skip_zero_advantages": True, "kl_coef": 0.1}, "kl_coef 0.1"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
+        ({"prompts_at_a_time": 0}, "prompts_at_a_time is 0, must be at least 1"),
     ],
 )
 def test_contradicting_settings_are_refused(algorithm, settings, message):

@@ -389,7 +389,12 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         "grpo": partial(grpo, checkpoints={1: grpo_file}),
         # Few and long responses: the longest of one rank is not that of the other.
         "uneven": partial(
-            grpo, iterations=2, group_size=2, seed=1, sampling=SamplingSettings(max_new_tokens=24)
+            grpo,
+            iterations=2,
+            group_size=2,
+            seed=1,
+            sampling=SamplingSettings(max_new_tokens=24),
+            prompts_at_a_time=2,
         ),
         "token_mean": partial(
             train,

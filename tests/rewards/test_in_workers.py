@@ -109,6 +109,37 @@ def test_values_come_in_the_order_of_the_responses(values):
     assert values(*responses) == [float(len(text)) for text in responses]
 
 
+def test_rollouts_are_judged_before_their_values_are_asked_for(reward, rollout_of, tmp_path):
+    """The first two are judged while nobody waits; what was begun first need not be read first."""
+    begun = [
+        reward.begin(
+            rollout_of(responses, columns={"folder": (str(tmp_path),) * 2}, lengths=[2, 2])
+        )
+        for responses in (["notes", "ab"], ["notes", "raises"], ["sleeps", "abc"])
+    ]
+    deadline = time.monotonic() + 20
+    while len(noted(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(noted(tmp_path)) == 2
+    assert begun[2]() == [6.0, 3.0]
+    assert begun[0]() == [5.0, 2.0]
+    first, failed = begun[1]()
+    assert first == 5.0
+    assert isinstance(failed, Failed)
+
+
+def test_what_was_begun_before_the_workers_ended_is_an_error(unsafe, rollout_of, tmp_path):
+    """It cannot be waited for: other workers would never answer."""
+    reward = InWorkers(PythonFunction(unsafe.obeys), **LIMITS)
+    rollout = rollout_of(["sleeps"], columns={"folder": (str(tmp_path),)}, lengths=[2])
+    begun = reward.begin(rollout)
+    reward.teardown()
+    with pytest.raises(ValueError, match="the process that keeps the workers has ended"):
+        begun()
+    assert reward.values(rollout) == [6.0]
+    reward.teardown()
+
+
 def test_none_and_steps_pass_through(values):
     assert values("not applicable", "steps") == [None, Steps(positions=[0], values=[0.5])]
 

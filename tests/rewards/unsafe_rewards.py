@@ -65,6 +65,7 @@ ACTIONS = {
     "keeps 40 MiB": lambda folder: KEPT.append(bytearray(40 * 2**20)),
     "forks and returns twice": _returns_twice,
     "sleeps": lambda folder: time.sleep(0.2),
+    "notes": _note,
 }
 VALUES = {
     "text": ["1.0"],
