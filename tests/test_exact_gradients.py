@@ -468,6 +468,9 @@ class OnTables:
     def output_under(self, policy, sequences):
         return policy(sequences)
 
+    def log_probs_under(self, policy, sequences):
+        return policy(sequences).log_probs
+
     def values_under(self, sequences):
         values = torch.where(sequences.mask, self.problem.values[sequences.prompt_ids], 0.0)
         return Values(values, end_values=torch.full_like(values[:, 0], 100.0))

@@ -139,7 +139,7 @@ class PenalizedTRPO(ActorCritic):
 
         NaN where no token counts.
         """
-        log_probs = self.output_under(self.policy, experience).log_probs
+        log_probs = self.log_probs_under(self.policy, experience)
         total = masked_sum(kl_from_old(log_probs, experience), experience.mask)
         kl, tokens = sum_over_ranks(torch.stack([total, experience.mask.sum().to(total)]))
         return float(kl / tokens)

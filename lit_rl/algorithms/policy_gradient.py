@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -219,20 +218,27 @@ class PolicyGradient(UpdatingModule):
             mask=scored.mask,
         )
         self.verify_packing(sequences)
-        recomputed = cache(lambda: self.output_under(self.policy, sequences))
-        old = self.old_log_probs(scored, lambda: recomputed().log_probs)
+        output: PolicyOutput | None = None
+        if self.top_entropy_fraction < 1:
+            output = self.output_under(self.policy, sequences)
+        old = self.old_log_probs(
+            scored,
+            lambda: (
+                self.log_probs_under(self.policy, sequences) if output is None else output.log_probs
+            ),
+        )
         for shaping in self.reward_shaping:
             scored = shaping(scored)
         ref = None
         if self.reference is not None:
-            ref = self.output_under(self.reference, sequences).log_probs
+            ref = self.log_probs_under(self.reference, sequences)
             scored = self.with_kl_in_reward(
                 scored, scored.sampler_log_probs if old is None else old, ref
             )
         experience = self.experience(scored, sequences, old_log_probs=old, ref_log_probs=ref)
         self.advantage.observe(scored)
-        if self.top_entropy_fraction < 1:
-            chosen = top_fraction(recomputed().entropy, scored.mask, self.top_entropy_fraction)
+        if output is not None:
+            chosen = top_fraction(output.entropy, scored.mask, self.top_entropy_fraction)
             advantages = torch.where(chosen, experience.advantages, 0.0)
             experience = replace(experience, advantages=advantages)
         return experience

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import lightning as L
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -275,25 +275,46 @@ class PolicyModule(L.LightningModule):
                 policy, self.tokenizer, prompts, sampling, group_size=group_size, seed=seed
             )
 
-    def output(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
-        """Return log-probs and entropy of the responses at the sampling temperature."""
-        output: PolicyOutput = policy(sequences, temperature=self.sampling.temperature)
-        return output
-
     def micro_batch_rows(self, sequences: Sequences) -> list[Int[Tensor, " selected"]]:
         """Group the rows that share a forward pass, within the budget of tokens."""
         return micro_batch_rows(sequences, self.micro_batch_tokens, packs=self.policy.packs)
 
-    @torch.no_grad()
     def output_under(self, policy: Policy, sequences: Sequences) -> PolicyOutput:
         """Return log-probs and entropy of all responses under a policy in evaluation mode."""
-        dtype = torch.promote_types(torch.float32, next(policy.parameters()).dtype)
-        log_probs = torch.zeros(sequences.mask.shape, dtype=dtype, device=self.device)
-        entropy = torch.zeros_like(log_probs)
-        with self.parallelism.whole(policy) as model, evaluation_mode(model):
-            for rows in self.micro_batch_rows(sequences):
-                part = sequences.select(rows).trimmed()
-                output = self.output(model, part)
-                log_probs[rows, : part.mask.shape[1]] = output.log_probs
-                entropy[rows, : part.mask.shape[1]] = output.entropy
+
+        def read(model: Policy, part: Sequences) -> tuple[Tensor, Tensor]:
+            output = model(part, temperature=self.sampling.temperature)
+            return output.log_probs, output.entropy
+
+        log_probs, entropy = self._in_micro_batches(policy, sequences, read)
         return PolicyOutput(log_probs=log_probs, entropy=entropy)
+
+    def log_probs_under(
+        self, policy: Policy, sequences: Sequences
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return the log-probs of all responses under a policy in evaluation mode."""
+
+        def read(model: Policy, part: Sequences) -> tuple[Tensor]:
+            return (model.log_probs(part, temperature=self.sampling.temperature),)
+
+        (log_probs,) = self._in_micro_batches(policy, sequences, read)
+        return log_probs
+
+    @torch.no_grad()
+    def _in_micro_batches(
+        self,
+        policy: Policy,
+        sequences: Sequences,
+        read: Callable[[Policy, Sequences], tuple[Tensor, ...]],
+    ) -> list[Float[Tensor, "rollouts tokens"]]:
+        """Return what a policy in evaluation mode says of all responses; 0 where the mask is."""
+        with self.parallelism.whole(policy) as model, evaluation_mode(model):
+            groups = self.micro_batch_rows(sequences)
+            parts = [read(model, sequences.select(rows).trimmed()) for rows in groups]
+        columns = []
+        for values in zip(*parts, strict=True):
+            column = values[0].new_zeros(sequences.mask.shape)
+            for rows, part in zip(groups, values, strict=True):
+                column[rows, : part.shape[1]] = part
+            columns.append(column)
+        return columns

@@ -2,7 +2,11 @@
 
 from lit_rl.functional.fingerprint import fingerprint
 from lit_rl.functional.kl import kl_abs, kl_k1, kl_k2, kl_k3, unbiased_gradient
-from lit_rl.functional.log_probs import response_hidden, token_log_probs_and_entropy
+from lit_rl.functional.log_probs import (
+    response_hidden,
+    token_log_probs,
+    token_log_probs_and_entropy,
+)
 from lit_rl.functional.masking import (
     masked_centered,
     masked_mean,
@@ -40,6 +44,7 @@ __all__ = [
     "probability_ratio",
     "response_hidden",
     "sum_over_ranks",
+    "token_log_probs",
     "token_log_probs_and_entropy",
     "top_fraction",
     "unbiased_gradient",

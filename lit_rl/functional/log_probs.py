@@ -101,24 +101,66 @@ def token_log_probs_and_entropy(
         >>> entropy
         tensor([[0.3653, 0.6931]])
     """
-    if not temperature > 0:
-        raise ValueError(
-            f"temperature must be above 0, for example 1.0, not {temperature}: "
-            "a greedy choice has no distribution to learn from"
-        )
-    counted, ids = hidden[mask], targets[mask].long()
-    pieces: int | list[int] = chunk_tokens
-    if chunks_of_all_ranks:
-        own = torch.tensor([-(-len(ids) // chunk_tokens), 1], device=ids.device)
-        number = int(maximum_over_ranks(own).max())
-        pieces = [max(0, min(chunk_tokens, len(ids) - n * chunk_tokens)) for n in range(number)]
-    *earlier, last = zip(counted.split(pieces), ids.split(pieces), strict=True)
+    _check_temperature(temperature)
+    *earlier, last = _chunks(hidden, targets, mask, chunk_tokens, chunks_of_all_ranks)
     chunk = partial(_chunk, head=head, temperature=temperature, entropy_gradient=entropy_gradient)
     results = [_recomputed(chunk, *part) for part in earlier]
     # Backward begins with the last chunk: computing it again would save no memory.
     results.append(chunk(*last))
     log_probs, entropy = (torch.cat(column) for column in zip(*results, strict=True))
     return _scattered(log_probs, mask), _scattered(entropy, mask)
+
+
+@torch.no_grad()
+def token_log_probs(
+    hidden: Float[Tensor, "rollouts tokens hidden"],
+    head: Head,
+    targets: Int[Tensor, "rollouts tokens"],
+    *,
+    mask: Bool[Tensor, "rollouts tokens"],
+    temperature: float,
+    chunk_tokens: int = 512,
+    chunks_of_all_ranks: bool = False,
+) -> Float[Tensor, "rollouts tokens"]:
+    """Return the log-probs of `token_log_probs_and_entropy`, without gradient and for less work.
+
+    The arguments are the same.
+
+    Raises:
+        ValueError: if `temperature` is not above 0.
+    """
+    _check_temperature(temperature)
+    chunks = _chunks(hidden, targets, mask, chunk_tokens, chunks_of_all_ranks)
+    parts = [
+        _of_targets(_logits(part, head, temperature).log_softmax(dim=-1), ids)
+        for part, ids in chunks
+    ]
+    return _scattered(torch.cat(parts), mask)
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise ValueError(
+            f"temperature must be above 0, for example 1.0, not {temperature}: "
+            "a greedy choice has no distribution to learn from"
+        )
+
+
+def _chunks(
+    hidden: Float[Tensor, "rollouts tokens hidden"],
+    targets: Int[Tensor, "rollouts tokens"],
+    mask: Bool[Tensor, "rollouts tokens"],
+    chunk_tokens: int,
+    chunks_of_all_ranks: bool,
+) -> list[tuple[Float[Tensor, "chunk hidden"], Int[Tensor, " chunk"]]]:
+    """Return the states and targets of the tokens that count, a chunk at a time; one at least."""
+    counted, ids = hidden[mask], targets[mask].long()
+    pieces: int | list[int] = chunk_tokens
+    if chunks_of_all_ranks:
+        own = torch.tensor([-(-len(ids) // chunk_tokens), 1], device=ids.device)
+        number = int(maximum_over_ranks(own).max())
+        pieces = [max(0, min(chunk_tokens, len(ids) - n * chunk_tokens)) for n in range(number)]
+    return [*zip(counted.split(pieces), ids.split(pieces), strict=True)]
 
 
 def _recomputed(
@@ -139,16 +181,58 @@ def _chunk(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Float[Tensor, " chunk"], Float[Tensor, " chunk"]]:
+    logits = _logits(hidden, head, temperature)
+    if entropy_gradient:
+        log_probs, entropy = _LogProbAndEntropy.apply(logits, targets)
+    else:
+        log_probs, entropy = _LogProb.apply(logits, targets)
+    return log_probs, entropy
+
+
+def _logits(
+    hidden: Float[Tensor, "chunk hidden"], head: Head, temperature: float
+) -> Float[Tensor, "chunk vocab"]:
     logits = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if temperature != 1:
-        logits = logits / temperature
-    log_probs, entropy = _OfLogits.apply(logits, targets)
-    return log_probs, entropy if entropy_gradient else entropy.detach()
+    return logits if temperature == 1 else logits / temperature
 
 
-class _OfLogits(torch.autograd.Function):
-    """Log-prob of a token and entropy from logits z, with p = softmax(z).
+def _of_targets(
+    values: Float[Tensor, "chunk vocab"], targets: Int[Tensor, " chunk"]
+) -> Float[Tensor, " chunk"]:
+    return values.gather(-1, targets[:, None]).squeeze(-1)
+
+
+class _LogProb(torch.autograd.Function):
+    """Log-prob of a token, with a gradient, and entropy, without, from logits z, p = softmax(z).
+
+    d log p(a) / dz_v = [v = a] - p_v. Backward keeps one table of the vocabulary, p, and turns it
+    into the gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Float[Tensor, "chunk vocab"], targets: Int[Tensor, " chunk"]
+    ) -> tuple[Float[Tensor, " chunk"], Float[Tensor, " chunk"]]:
+        vocab_log_probs = logits.log_softmax(dim=-1)
+        del logits
+        log_probs = _of_targets(vocab_log_probs, targets)
+        probs = vocab_log_probs.exp()
+        entropy = -vocab_log_probs.mul_(probs).sum(dim=-1)
+        ctx.save_for_backward(probs, targets)
+        ctx.mark_non_differentiable(entropy)
+        return log_probs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_probs: Tensor, _: Any) -> tuple[Tensor, None]:
+        probs, targets = ctx.saved_tensors
+        gradient = probs.mul_(-of_log_probs[:, None])
+        return gradient.scatter_add_(-1, targets[:, None], of_log_probs[:, None]), None
+
+
+class _LogProbAndEntropy(torch.autograd.Function):
+    """Log-prob of a token and entropy, both with a gradient, from logits z, with p = softmax(z).
 
     d log p(a) / dz_v = [v = a] - p_v and dH / dz_v = -p_v (log p_v + H). Backward keeps one table
     of the vocabulary, the log-probs, and makes one more: autograd would make two or three.
@@ -160,7 +244,7 @@ class _OfLogits(torch.autograd.Function):
     ) -> tuple[Float[Tensor, " chunk"], Float[Tensor, " chunk"]]:
         vocab_log_probs = logits.log_softmax(dim=-1)
         del logits
-        log_probs = vocab_log_probs.gather(-1, targets[:, None]).squeeze(-1)
+        log_probs = _of_targets(vocab_log_probs, targets)
         entropy = -vocab_log_probs.exp().mul_(vocab_log_probs).sum(dim=-1)
         ctx.save_for_backward(vocab_log_probs, targets, entropy)
         ctx.set_materialize_grads(False)

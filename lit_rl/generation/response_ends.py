@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, StoppingCriteria
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, StoppingCriteria
 
 # Tokenizers may drop a space in front of the first token that they decode: a few tokens more than
 # a stop string can span keep that out of the text in which it is looked for.
@@ -87,12 +88,12 @@ class ResponseEnds:
             return completes
         places = (torch.isin(new, self.completing_ids) & asked).nonzero().tolist()
         ends = [self._num_read + column + 1 for _, column in places]
-        tails = self.tokenizer.batch_decode(
+        tails = decoded(
+            self.tokenizer,
             [
                 response_ids[row, max(0, end - self.span) : end].tolist()
                 for (row, _), end in zip(places, ends, strict=True)
             ],
-            clean_up_tokenization_spaces=False,
         )
         for (row, column), tail in zip(places, tails, strict=True):
             completes[row, column] = any(stop in tail for stop in self.stop_strings)
@@ -101,10 +102,10 @@ class ResponseEnds:
     def texts(self, response_ids: Int[Tensor, "rollouts tokens"]) -> tuple[str, ...]:
         """Return the texts, without special tokens and end token, cut before the stop string."""
         own = (self.lengths - self.at_end_token.long()).tolist()
-        texts = self.tokenizer.batch_decode(
+        texts = decoded(
+            self.tokenizer,
             [ids[:length] for ids, length in zip(response_ids.tolist(), own, strict=True)],
             skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
         )
         stopped = self.at_stop_string.tolist()
         return tuple(
@@ -135,6 +136,24 @@ class StopAtEnds(StoppingCriteria):
         return self.ends.read(input_ids[:, self.prompt_tokens :])
 
 
+def decoded(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], *, skip_special_tokens: bool = False
+) -> list[str]:
+    """Return the text of each row of ids, spaces untouched.
+
+    `batch_decode` goes from row to row; the tokenizer beneath takes them all at once.
+    """
+    if getattr(type(tokenizer), "_decode", None) is PreTrainedTokenizerFast._decode:
+        backend: Any = tokenizer
+        texts: list[str] = backend.backend_tokenizer.decode_batch(
+            rows, skip_special_tokens=skip_special_tokens
+        )
+        return texts
+    return tokenizer.batch_decode(
+        rows, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )
+
+
 @lru_cache(maxsize=8)
 def completing_ids(
     tokenizer: PreTrainedTokenizerBase, stop_strings: tuple[str, ...]
@@ -148,9 +167,7 @@ def completing_ids(
     if not stop_strings:
         return ()
     last = {text[-1] for text in stop_strings}
-    texts = tokenizer.batch_decode(
-        [[number] for number in range(len(tokenizer))], clean_up_tokenization_spaces=False
-    )
+    texts = decoded(tokenizer, [[number] for number in range(len(tokenizer))])
     if " " in last:  # which the text of a token alone may lack
         return tuple(range(len(texts)))
     if not all(letter.isascii() for letter in last):

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rl.functional.log_probs import token_log_probs_and_entropy
+from lit_rl.functional.log_probs import token_log_probs, token_log_probs_and_entropy
 from lit_rl.functional.vocabulary_kl import vocabulary_kl
 from lit_rl.models.adapters import copy_on_base
 from lit_rl.models.base import context_limit
@@ -93,10 +93,35 @@ class Policy(ResponseReader):
             mask=sequences.mask,
             temperature=temperature,
             entropy_gradient=entropy_gradient,
-            chunk_tokens=max(1, LOGITS_AT_ONCE // self.vocabulary_size),
+            chunk_tokens=self.chunk_tokens,
             chunks_of_all_ranks=self.scores_in_step,
         )
         return PolicyOutput(log_probs=log_probs, entropy=entropy)
+
+    @torch.no_grad()
+    def log_probs(
+        self, sequences: Sequences, *, temperature: float
+    ) -> Float[Tensor, "rollouts tokens"]:
+        """Return the log-probs of `forward` alone, without gradient and for less work.
+
+        Args:
+            sequences: prompts with responses, as for `forward`.
+            temperature: sampling temperature by which logits are divided, above 0.
+        """
+        return token_log_probs(
+            self.states(sequences),
+            self.head,
+            sequences.response_ids,
+            mask=sequences.mask,
+            temperature=temperature,
+            chunk_tokens=self.chunk_tokens,
+            chunks_of_all_ranks=self.scores_in_step,
+        )
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens whose logits a pass over responses makes at a time."""
+        return max(1, LOGITS_AT_ONCE // self.vocabulary_size)
 
     def kl_from(
         self,

@@ -34,7 +34,7 @@ class Recorder(RLCallback):
         self.betas.append(module.beta)
         experience = self.experiences[-1]
         with torch.no_grad():
-            new = module.output(module.policy, experience).log_probs
+            new = module.log_probs_under(module.policy, experience)
         d = (new - experience.old_log_probs)[experience.mask]  # of no token the mean is NaN
         self.kls.append(float((d.exp() - 1 - d).mean()))
 

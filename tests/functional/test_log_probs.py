@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_rl.functional import response_hidden, token_log_probs_and_entropy
+from lit_rl.functional import response_hidden, token_log_probs, token_log_probs_and_entropy
 
 ROLLOUTS, TOKENS, HIDDEN, VOCAB = 4, 6, 3, 40
 
@@ -173,10 +173,11 @@ def test_temperature_divides_the_logits():
     torch.testing.assert_close(entropy, torch.tensor([[0.365334]]))
 
 
+@pytest.mark.parametrize("function", [token_log_probs, token_log_probs_and_entropy])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, torch.nan])
-def test_a_temperature_that_is_not_above_zero_is_refused(temperature):
+def test_a_temperature_that_is_not_above_zero_is_refused(function, temperature):
     with pytest.raises(ValueError, match="temperature must be above 0"):
-        token_log_probs_and_entropy(
+        function(
             torch.zeros(1, 1, 2),
             nn.Identity(),
             torch.tensor([[0]]),
@@ -265,6 +266,30 @@ def test_a_second_backward_pass_gives_the_same_gradient(problem):
     first, second = (torch.autograd.grad(total, hidden, retain_graph=True) for _ in range(2))
     assert torch.equal(*first, *second)
     assert first[0].abs().max() > 0.01
+
+
+def test_without_gradient_of_the_entropy_a_second_backward_pass_is_refused(problem):
+    """The first turns the probabilities that it keeps into the gradient: no wrong one follows."""
+    hidden, targets, mask, head = problem
+    log_probs, _ = token_log_probs_and_entropy(
+        hidden.requires_grad_(), head, targets, mask=mask, temperature=0.8, entropy_gradient=False
+    )
+    torch.autograd.grad(log_probs.sum(), hidden, retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(log_probs.sum(), hidden)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_alone_are_those_beside_the_entropy(problem, chunk_tokens, temperature):
+    hidden, targets, mask, head = problem
+    head = CountingHead(head)
+    settings = {"mask": mask, "temperature": temperature, "chunk_tokens": chunk_tokens}
+    log_probs = token_log_probs(hidden.requires_grad_(), head, targets, **settings)
+    assert not log_probs.requires_grad
+    assert len(head.rows) == -(-13 // chunk_tokens)  # 6 + 0 + 2 + 5 tokens count
+    both, _ = token_log_probs_and_entropy(hidden, head.linear, targets, **settings)
+    assert torch.equal(log_probs, both)
 
 
 def test_the_response_is_predicted_from_one_position_before_it():

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
-from lit_rl.generation.response_ends import ResponseEnds, StopAtEnds, completing_ids
+from lit_rl.generation.response_ends import ResponseEnds, StopAtEnds, completing_ids, decoded
 from lit_rl.models.character_tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer("abcdef\n ")
@@ -127,3 +129,30 @@ def test_tokens_that_show_the_last_letter_of_a_stop_string_may_complete_it():
     assert completing_ids(TOKENIZER, ()) == ()
     # The text of a token alone may lack a space at its end.
     assert completing_ids(TOKENIZER, ("a ",)) == tuple(range(len(TOKENIZER)))
+
+
+class Shouting(PreTrainedTokenizerFast):
+    """A tokenizer with a way of its own to decode."""
+
+    def _decode(self, *arguments, **settings):
+        return super()._decode(*arguments, **settings).upper()
+
+
+@pytest.mark.parametrize("kind", [None, Shouting])
+def test_texts_are_those_of_batch_decode(kind):
+    """Byte-level pieces, half a letter, special tokens and empty rows included."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=["<end>"])
+    backend.train_from_iterator(["one , two . é 漢字"], trainer)
+    tokenizer = (kind or PreTrainedTokenizerFast)(tokenizer_object=backend, eos_token="<end>")
+    whole = tokenizer("one , two . é 漢字 <end>")["input_ids"]
+    rows = [whole, whole[:-3], [], whole[:1], [tokenizer.eos_token_id]]
+    for skips in (True, False):
+        assert decoded(tokenizer, rows, skip_special_tokens=skips) == tokenizer.batch_decode(
+            rows, skip_special_tokens=skips, clean_up_tokenization_spaces=False
+        )
+    shown = "ONE , TWO . É 漢字 " if kind else "one , two . é 漢字 "
+    assert decoded(tokenizer, rows, skip_special_tokens=True)[0] == shown
