@@ -129,6 +129,8 @@ class PolicyModule(L.LightningModule):
                 "run has no accelerator: use --model.gradient_checkpointing true to save memory, "
                 "or --trainer.accelerator gpu"
             )
+        if refusal := self.generator.refusal(self.trainer.strategy.root_device):
+            raise ValueError(refusal)
 
     def take_strategy(self) -> None:
         """Take what the strategy of the trainer asks for.
