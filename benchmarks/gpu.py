@@ -30,7 +30,7 @@ from compare.report import PACKAGES, environment, table
 from lit_rl.algorithms import GRPO, CurrentLogProbs
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.data import PromptDataModule
-from lit_rl.generation import SamplingSettings, TransformersGenerator
+from lit_rl.generation import CachedGenerator, SamplingSettings, TransformersGenerator
 from lit_rl.models import RandomCausalLM
 from lit_rl.rewards import PythonFunction
 from lit_rl.tasks import Task
@@ -41,11 +41,18 @@ CHARACTERS = "".join(map(chr, range(0x4E00, 0x9000)))
 SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
     "generator: TransformersGenerator": lambda: {"generator": TransformersGenerator()},
+    "generator.cuda_graphs: true": lambda: {"generator": CachedGenerator(cuda_graphs=True)},
     "packing: false": lambda: {"packing": False},
+    "flex_attention: true": lambda: {"flex_attention": True},
+    "cuda_graphs and flex_attention": lambda: {
+        "generator": CachedGenerator(cuda_graphs=True),
+        "flex_attention": True,
+    },
     "gradient_checkpointing: true": lambda: {"gradient_checkpointing": True},
     "activation_offload: true": lambda: {"activation_offload": True},
     "both": lambda: {"gradient_checkpointing": True, "activation_offload": True},
 }
+NEED_A_GPU = ("cuda_graphs", "flex_attention", "activation_offload", "both")
 WIDE = {"hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 16}
 NARROW = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 PROMPTS, GROUP_SIZE, WARM_UP, ITERATIONS = 8, 8, 1, 3
@@ -173,11 +180,10 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     rows = []
     for name, settings in SETTINGS.items():
-        chosen = settings()
-        if "activation_offload" in chosen and not on_gpu:
+        if not on_gpu and any(word in name for word in NEED_A_GPU):
             continue
         rows.append(
-            measured(chosen, on_gpu=on_gpu, small=arguments.small).row(
+            measured(settings(), on_gpu=on_gpu, small=arguments.small).row(
                 name, lengths(arguments.small)[1]
             )
         )

@@ -24,6 +24,8 @@ from lit_rl.models.adapters import (
     put_on_base,
     switch_adapter,
 )
+from lit_rl.models.flex_packing import FlexPackedAttention, flex_refusal
+from lit_rl.models.packing import PackedAttention
 from lit_rl.models.response_states import ResponseReader, packing_fits
 from lit_rl.strategies import Parallelism, parallelism_of
 from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
@@ -44,6 +46,8 @@ class PolicyModule(L.LightningModule):
         packing: let all tokens of a pass form one row without padding, in which a prompt stands
             once for all its responses: the same numbers for less work. A comparison on the first
             rollouts switches it off, with a warning, for an architecture that it does not fit.
+        flex_attention: compute the attention of that row by torch's flex attention, compiled in the
+            first passes; for a CUDA device. The same comparison switches it off where it differs.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
         activation_offload: keep activations, or those that checkpointing keeps, in host memory
             until the backward pass; for an accelerator.
@@ -61,6 +65,7 @@ class PolicyModule(L.LightningModule):
         adapter: Adapter | None = None,
         micro_batch_tokens: int = 16384,
         packing: bool = True,
+        flex_attention: bool = False,
         gradient_checkpointing: bool = False,
         activation_offload: bool = False,
         seed: int = 0,
@@ -73,6 +78,7 @@ class PolicyModule(L.LightningModule):
         self.micro_batch_tokens = micro_batch_tokens
         self.packing = packing
         self.packing_verified = False
+        self.flex_attention = flex_attention
         self.gradient_checkpointing = gradient_checkpointing
         self.activation_offload = activation_offload
         self.seed = seed
@@ -129,6 +135,13 @@ class PolicyModule(L.LightningModule):
                 "run has no accelerator: use --model.gradient_checkpointing true to save memory, "
                 "or --trainer.accelerator gpu"
             )
+        if self.flex_attention and self.trainer.strategy.root_device.type != "cuda":
+            raise ValueError(
+                "flex_attention has a backward pass on CUDA devices only: use "
+                "--model.flex_attention false, or --trainer.accelerator gpu"
+            )
+        if refusal := self.generator.refusal(self.trainer.strategy.root_device):
+            raise ValueError(refusal)
 
     def take_strategy(self) -> None:
         """Take what the strategy of the trainer asks for.
@@ -155,6 +168,7 @@ class PolicyModule(L.LightningModule):
         with self.parallelism.building():
             self.build_models()
         self.pack(self.packing)
+        self.use_flex_attention(self.flex_attention)
         if self.adapter is not None and not self.parallelism.weights_are_whole:
             _ = self.base_fingerprint  # as long as the base is whole
         if self._reference:
@@ -217,25 +231,55 @@ class PolicyModule(L.LightningModule):
         for reader in self.readers:
             reader.packs = self.packing
 
+    def use_flex_attention(self, uses: bool) -> None:
+        """Let flex attention compute the packed rows of every model, or none.
+
+        Raises:
+            ValueError: where it cannot.
+        """
+        if uses and not self.packing:
+            raise ValueError(
+                "flex_attention is for packed passes, and those of this run are padded, as packing "
+                f"is false or {type(self.policy.model).__name__} cannot be told positions: use "
+                "--model.flex_attention false"
+            )
+        self.flex_attention = uses
+        for reader in self.readers:
+            if uses and (refusal := flex_refusal(reader.base_model.config)):
+                raise ValueError(refusal)
+            reader.plan = FlexPackedAttention if uses else PackedAttention
+
     def verify_packing(self, sequences: Sequences) -> None:
         """Once per process, compare packed and padded passes of every model on some of the rows.
 
-        Where they differ, on any rank, all passes are padded from here on.
+        Where they differ, on any rank, flex attention is not used from here on, and where they
+        differ without it, all passes are padded.
         """
         if self.packing and not self.packing_verified:
             count = len(sequences)
             rows = torch.tensor(sorted({0, min(1, count - 1), max(count - 2, 0), count - 1}))
             part = sequences.select(rows.to(self.device)).trimmed()
-            fits = [self._packing_fits(reader, part) for reader in self.readers]
-            if not minimum_over_ranks(torch.tensor(float(all(fits)), device=self.device)):
+            name = type(self.policy.model).__name__
+            if self.flex_attention and not self._packed_fits(part):
+                self.use_flex_attention(False)
+                warnings.warn(
+                    f"flex attention and padded passes of {name} differ: it is not used from here "
+                    "on. flex_attention: false says so from the start",
+                    stacklevel=2,
+                )
+            if not self.flex_attention and not self._packed_fits(part):
                 self.pack(False)
                 warnings.warn(
-                    f"packed and padded passes of {type(self.policy.model).__name__} differ: its "
-                    "passes are padded from here on, which takes longer. packing: false says so "
-                    "from the start",
+                    f"packed and padded passes of {name} differ: its passes are padded from here "
+                    "on, which takes longer. packing: false says so from the start",
                     stacklevel=2,
                 )
         self.packing_verified = True
+
+    def _packed_fits(self, part: Sequences) -> bool:
+        """Return whether packed passes of every model are the padded ones, on every rank."""
+        fits = [self._packing_fits(reader, part) for reader in self.readers]
+        return bool(minimum_over_ranks(torch.tensor(float(all(fits)), device=self.device)))
 
     def _packing_fits(self, reader: ResponseReader, part: Sequences) -> bool:
         with self.parallelism.whole(reader) as model:

@@ -19,6 +19,14 @@ from lit_rl.types import Prompts, Rollout
 class Generator(ABC):
     """Samples responses from the policy."""
 
+    def refusal(self, device: torch.device) -> str | None:
+        """Return why this generator cannot sample on a device; None: it can.
+
+        Args:
+            device: where the policy will be.
+        """
+        return None
+
     @abstractmethod
     def __call__(
         self,

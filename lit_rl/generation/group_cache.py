@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lit_rl.models.attention import Kernel
@@ -82,9 +82,21 @@ class GroupCache:
         self._arrange()
         return order
 
+    def drops(self, running: Bool[Tensor, " places"]) -> bool:
+        """Return whether the responses that have ended are worth dropping.
+
+        Args:
+            running: whether the response of each place goes on; that of some place does.
+        """
+        return not running.all()
+
     def step(self) -> None:
         """Begin the next token of every response."""
         self.num_tokens += 1
+        self.forget_biases()
+
+    def forget_biases(self) -> None:
+        """Let biases be made anew: they are kept for the layers of one pass."""
         self._biases: dict[int | None, Tensor] = {}
 
     @property
@@ -118,29 +130,33 @@ class GroupCache:
         One softmax over the products with the keys of the prompt, all its responses at once, and
         with those of each response.
         """
-        if layer not in self.keys:
-            self.keys[layer] = self._allocated(key)
-            self.values[layer] = self._allocated(value)
-        now = self.num_tokens
+        keys, values = self._with(layer, key, value)
         rows, heads, head_dim = query.shape
-        key_heads = key.shape[1]
-        self.keys[layer][:rows, :, now - 1] = key
-        self.values[layer][:rows, :, now - 1] = value
         scaling = head_dim**-0.5 if kernel.scaling is None else kernel.scaling
-        query = query.reshape(rows, key_heads, -1, head_dim) * scaling
+        query = query.reshape(rows, key.shape[1], -1, head_dim) * scaling
 
         of_prompt = self._by_row(self._by_prompt(query) @ self.prompts.keys[layer].mT)
-        of_response = query @ self.keys[layer][:rows, :, :now].mT
+        of_response = query @ keys.mT
         scores = torch.cat([of_prompt, of_response], dim=-1)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if kernel.softcap is not None:
             scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
         scores = scores + self._scores_bias(kernel.sliding_window)
         weights = scores.softmax(dim=-1).to(value.dtype)
-        of_prompt, of_response = weights.split([of_prompt.shape[-1], now], dim=-1)
+        of_prompt, of_response = weights.split([of_prompt.shape[-1], keys.shape[2]], dim=-1)
         result: Tensor = self._by_row(self._by_prompt(of_prompt) @ self.prompts.values[layer])
-        result = result + of_response @ self.values[layer][:rows, :, :now]
+        result = result + of_response @ values
         return result.reshape(rows, heads, -1)
+
+    def _with(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add key and value of the newest tokens, and return those of the responses."""
+        if layer not in self.keys:
+            self.keys[layer] = self._allocated(key)
+            self.values[layer] = self._allocated(value)
+        now, rows = self.num_tokens, len(key)
+        self.keys[layer][:rows, :, now - 1] = key
+        self.values[layer][:rows, :, now - 1] = value
+        return self.keys[layer][:rows, :, :now], self.values[layer][:rows, :, :now]
 
     def _allocated(self, states: Float[Tensor, "running heads dim"]) -> Tensor:
         rows, heads, dim = states.shape
@@ -166,11 +182,17 @@ class GroupCache:
             lengths = self.prompts.rows.prompt_lengths[self.prompt_of_place][:, None]
             columns = torch.arange(self._prompt_width, device=lengths.device)
             columns = columns.expand(len(lengths), -1)
-            own = lengths + torch.arange(self.num_tokens, device=lengths.device)
-            allowed = torch.cat([columns < lengths, torch.ones_like(own, dtype=torch.bool)], dim=1)
+            own_columns, filled = self._own_columns()
+            own = lengths + own_columns
+            allowed = torch.cat([columns < lengths, filled.expand_as(own)], dim=1)
             if window is not None:
                 distance = self.positions[:, None] - torch.cat([columns, own], dim=1)
                 allowed &= distance < window
             bias = torch.zeros(allowed.shape, device=lengths.device)
             self._biases[window] = bias.masked_fill_(~allowed, -torch.inf)[:, None, None]
         return self._biases[window]
+
+    def _own_columns(self) -> tuple[Int[Tensor, " columns"], Bool[Tensor, " columns"]]:
+        """Return the columns of the responses' keys, and which of them hold one."""
+        columns = torch.arange(self.num_tokens, device=self.prompt_of_place.device)
+        return columns, torch.ones_like(columns, dtype=torch.bool)

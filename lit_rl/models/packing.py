@@ -316,23 +316,31 @@ class PackedAttention:
                 enable_gqa=True,
             )
         else:
-            result = attention(query, key, value, self._causal_bias(window, query), kernel)
+            bias = self._causal_bias(window, query.dtype)
+            result = attention(query, key, value, bias, kernel)
         return result.transpose(1, 2).flatten(0, 1).index_select(0, self.prompt_places)
 
-    def _causal_bias(self, window: int | None, query: Tensor) -> Tensor:
-        positions = torch.arange(self.prompt_table.shape[1], device=query.device)
-        distance = positions[:, None] - positions
-        allowed = (distance >= 0) & (distance < (len(positions) if window is None else window))
-        bias = query.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
-        return bias.expand(len(self.prompt_table), 1, *bias.shape)
+    def _causal_bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        if ("prompts", window, dtype) not in self._bias:
+            prompts, width = self.prompt_table.shape
+            positions = torch.arange(width, device=self.prompt_table.device)
+            distance = positions[:, None] - positions
+            allowed = (distance >= 0) & (distance < (width if window is None else window))
+            bias = _bias(allowed, dtype).expand(prompts, 1, -1, -1)
+            self._bias["prompts", window, dtype] = bias
+        return self._bias["prompts", window, dtype]
 
     def _response_bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        if (window, dtype) not in self._bias:
+        if ("responses", window, dtype) not in self._bias:
             assert self.blocks is not None
-            allowed = self.blocks.attends(window)[:, None]
-            bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-            self._bias[window, dtype] = bias.masked_fill_(~allowed, -torch.inf)
-        return self._bias[window, dtype]
+            bias = _bias(self.blocks.attends(window)[:, None], dtype)
+            self._bias["responses", window, dtype] = bias
+        return self._bias["responses", window, dtype]
+
+
+def _bias(allowed: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Tensor:
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return bias.masked_fill_(~allowed, -torch.inf)
 
 
 def _rows(

@@ -12,16 +12,24 @@ from transformers import PreTrainedModel
 from lit_rl.functional import response_hidden
 from lit_rl.models.activation_offload import offloaded_activations
 from lit_rl.models.attention import AttentionPlan, PlannedAttention
+from lit_rl.models.flex_packing import FlexPackedAttention
 from lit_rl.models.modes import evaluation_mode
 from lit_rl.models.packing import PackedAttention, packed
 from lit_rl.types import Sequences
 
+PackedPlan = type[PackedAttention] | type[FlexPackedAttention]
+"""What computes the attention of a packed pass."""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers, as configs name them, whose attention a plan can compute."""
 
 
 def response_states(
-    base_model: PreTrainedModel, sequences: Sequences, *, packs: bool, with_end: bool = False
+    base_model: PreTrainedModel,
+    sequences: Sequences,
+    *,
+    packs: bool,
+    plan: PackedPlan = PackedAttention,
+    with_end: bool = False,
 ) -> Float[Tensor, "rollouts states hidden"]:
     """Return the last hidden states before each response token, without the head of a task.
 
@@ -32,6 +40,7 @@ def response_states(
         sequences: the rows; see `lit_rl.models.Policy` for what their masks may be.
         packs: whether all tokens form one row without padding, in which each prompt stands once for
             all its responses; else prompt and response of each row are padded to one width.
+        plan: computes the attention of that row.
         with_end: whether one more column follows, with the state behind the last token at
             `lengths`.
 
@@ -42,7 +51,7 @@ def response_states(
     num_tokens = sequences.mask.shape[1]
     if packs:
         rows = packed(sequences, with_end=with_end)
-        hidden = flat_states(base_model, rows.ids, rows.positions, PackedAttention(rows))
+        hidden = flat_states(base_model, rows.ids, rows.positions, plan(rows))
         return rows.states(hidden, num_tokens + with_end)
     hidden = padded_states(base_model, sequences.ids, sequences.attention_mask)
     return hidden[:, -num_tokens - 1 :] if with_end else response_hidden(hidden, num_tokens)
@@ -110,10 +119,12 @@ class ResponseReader(nn.Module):
 
     Attributes:
         packs: whether its passes are packed, see `response_states`.
+        plan: computes the attention of a packed pass.
         offloads: whether what the backward pass needs waits in host memory.
     """
 
     packs: bool
+    plan: PackedPlan = PackedAttention
     offloads = False
 
     @property
@@ -157,7 +168,9 @@ class ResponseReader(nn.Module):
         """
         offload = self.offloads and torch.is_grad_enabled()
         with offloaded_activations(self) if offload else nullcontext():
-            return response_states(self.base_model, sequences, packs=self.packs, with_end=with_end)
+            return response_states(
+                self.base_model, sequences, packs=self.packs, plan=self.plan, with_end=with_end
+            )
 
 
 @torch.no_grad()

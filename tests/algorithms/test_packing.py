@@ -11,9 +11,19 @@ from lit_rl.algorithms import GRPO, PPO
 from lit_rl.algorithms.free_memory import return_free_memory
 from lit_rl.callbacks import RLCallback
 from lit_rl.generation import SamplingSettings
-from lit_rl.models import SharedTrunk
+from lit_rl.models import SharedTrunk, flex_packing
 from lit_rl.rewards import PythonFunction
 
+WIDE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.2,
+}
 BLOOM = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4}
 FALLBACK = "packed and padded passes of LlamaForCausalLM differ"
 
@@ -77,6 +87,79 @@ def test_an_architecture_without_position_ids_is_padded(algorithm, source, fit):
         warnings.filterwarnings("error", message="packed and padded")
         fit(module)
     assert not module.packing
+
+
+class UsesFlexAttention(RLCallback):
+    """Switches flex attention on where a run on a CPU is refused."""
+
+    def on_fit_start(self, trainer, pl_module):
+        pl_module.use_flex_attention(True)
+
+
+@pytest.mark.usefixtures("uncompiled_flex_attention")
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (GRPO, {"kl_coef": 0.1, "gradient_checkpointing": True, "micro_batch_tokens": 20}),
+        (PPO, {}),
+    ],
+    ids=["reference", "critic"],
+)
+def test_flex_attention_changes_no_result(signal, source, fit, weights, kind, settings):
+    """Rounding: packed and padded passes of this wider model differ by 4e-6 after the updates."""
+    results = []
+    for callbacks in ([UsesFlexAttention()], []):
+        module = signal(kind, source=source(WIDE), update_epochs=2, num_minibatches=2, **settings)
+        fit(module, callbacks=callbacks)
+        assert module.flex_attention == bool(callbacks)
+        assert {reader.plan.__name__ for reader in module.readers} == {
+            "FlexPackedAttention" if callbacks else "PackedAttention"
+        }
+        results.append(weights(module))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-5)
+    initial = signal(kind, source=source(WIDE), **settings)
+    initial.configure_model()
+    assert (results[0] - weights(initial)).abs().max() > 1e-2
+
+
+def test_flex_attention_that_differs_is_left_with_a_warning(
+    signal, source, fit, weights, monkeypatch
+):
+    def wrong(query, key, value, **options):
+        return torch.zeros_like(query)
+
+    monkeypatch.setattr(flex_packing, "compiled", lambda: wrong)
+    with pytest.warns(UserWarning, match="flex attention and padded passes of LlamaForCausalLM di"):
+        fit(found := signal(source=source(WIDE)), callbacks=[UsesFlexAttention()])
+    assert found.packing
+    assert not found.flex_attention
+    fit(told := signal(source=source(WIDE)))
+    assert torch.equal(weights(found), weights(told))
+
+
+@pytest.mark.usefixtures("uncompiled_flex_attention")
+def test_an_architecture_that_fits_neither_is_padded(signal, source, fit):
+    module = mixing(signal(source=source(WIDE)))
+    with (
+        pytest.warns(UserWarning, match="flex attention and padded passes"),
+        pytest.warns(UserWarning, match=FALLBACK),
+    ):
+        fit(module, callbacks=[UsesFlexAttention()])
+    assert not module.packing
+    assert not module.flex_attention
+
+
+def test_flex_attention_is_refused_where_it_cannot_run(signal, source, fit):
+    with pytest.raises(ValueError, match="flex_attention has a backward pass on CUDA devices only"):
+        fit(signal(flex_attention=True))
+    for settings, match in (
+        ({"packing": False}, "is for packed passes, and those of this run are padded"),
+        ({"source": source(BLOOM)}, "BloomForCausalLM cannot be told positions"),
+        ({"source": source({**WIDE, "attention_dropout": 0.1}, dropout=True)}, "drops no weights"),
+        ({}, "needs heads of at least 16 numbers, and those of this model have 8"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            signal(flex_attention=True, **settings).configure_model()
 
 
 class LiveTensors(RLCallback):

@@ -19,7 +19,7 @@ from lit_rl.algorithms import (
 )
 from lit_rl.callbacks import RLCallback
 from lit_rl.evaluation import Evaluation
-from lit_rl.generation import SamplingSettings
+from lit_rl.generation import CachedGenerator, SamplingSettings
 from lit_rl.kl_penalties import KLInLoss, KLInReward
 from lit_rl.policy_losses import ClippedSurrogate, LogProbSurrogate, OffPolicySequenceMask
 from lit_rl.rewards import PythonFunction, Reward
@@ -233,6 +233,11 @@ def test_gradient_checkpointing_changes_no_result(signal, fit, weights):
 def test_offloading_activations_without_an_accelerator_is_refused(signal, fit):
     with pytest.raises(ValueError, match="activation_offload moves activations"):
         fit(signal(activation_offload=True))
+
+
+def test_cuda_graphs_without_a_cuda_device_are_refused_at_start(signal, fit):
+    with pytest.raises(ValueError, match="cuda_graphs needs a CUDA device"):
+        fit(signal(generator=CachedGenerator(cuda_graphs=True)))
 
 
 def test_gradients_are_gone_when_a_rollout_begins(signal, fit):

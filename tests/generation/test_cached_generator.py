@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from lit_rl.generation import (
     CachedGenerator,
     SamplingSettings,
     TransformersGenerator,
     cached_generator,
+    captured_step,
 )
 from lit_rl.generation.group_cache import GroupCache, PromptCache
 from lit_rl.models import Policy, RandomCausalLM
@@ -169,3 +172,90 @@ def test_a_model_in_double_precision_stays_in_it(prompts_of):
     assert torch.equal(own.response_ids, expected.response_ids)
     difference = (own.sampler_log_probs - expected.sampler_log_probs).abs().max()
     assert float(difference) < 1e-6
+
+
+class Recording(TorchDispatchMode):
+    """Does on a CPU what a CUDA graph does: repeats operations on the memory that they had.
+
+    What Python decides is decided once; an operation that waits for numbers, or makes a tensor of
+    a size that depends on them, cannot be recorded.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        assert torch.Tag.data_dependent_output not in operation.tags, operation
+        if operation is torch.ops.aten.index.Tensor:  # of another size by a mask only
+            assert all(index is None or index.dtype == torch.long for index in args[1])
+        else:
+            assert torch.Tag.dynamic_output_shape not in operation.tags, operation
+        result = operation(*args, **(kwargs or {}))
+        self.calls.append((operation, args, kwargs or {}, result))
+        return result
+
+    def replay(self):
+        for operation, args, kwargs, result in self.calls:
+            again = operation(*args, **kwargs)
+            for old, new in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def num_captures(rollout):
+    """How often: for the second token, and whenever half of the places belong to ended rows."""
+    lengths = rollout.mask.sum(1)
+    places, captures = len(lengths), 1
+    for step in range(1, int(lengths.max())):
+        running = int((lengths > step).sum())
+        if 2 * running <= places:
+            places, captures = running, captures + 1
+    return captures
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Let `cuda_graphs` run here, on recordings; returns them."""
+    made = []
+
+    def captured(function, device):
+        for _ in range(captured_step.WARM_UPS):
+            function()
+        with monkeypatch.context() as patch, Recording() as recording:
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            result = function()
+        result.fill_(torch.nan)  # a capture computes nothing
+        made.append(recording)
+
+        def replay():
+            recording.replay()
+            return result
+
+        return replay
+
+    monkeypatch.setattr(captured_step, "captured", captured)
+    monkeypatch.setattr(CachedGenerator, "refusal", lambda self, device: None)
+    return made
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("sampling", [SAMPLING, SAMPLING.as_greedy()], ids=["drawn", "greedy"])
+def test_recorded_steps_give_the_same(prompts_of, recordings, model_type, sampling):
+    policy, tokenizer = policy_of(model_type)
+    sampling = replace(sampling, max_new_tokens=24, temperature=2.0)  # not to end too late
+    call = {"group_size": 5, "seed": (3,)}
+    plain, graphs = (
+        generator(policy, tokenizer, prompts_of(ROWS), sampling, **call)
+        for generator in (CachedGenerator(), CachedGenerator(cuda_graphs=True))
+    )
+    assert policy.fits_group_cache
+    assert torch.equal(graphs.response_ids, plain.response_ids)
+    assert torch.equal(graphs.mask, plain.mask)
+    assert torch.equal(graphs.finished, plain.finished)
+    close = {"rtol": 0, "atol": 1e-5}
+    torch.testing.assert_close(graphs.sampler_log_probs, plain.sampler_log_probs, **close)
+    assert len(recordings) == num_captures(graphs)
+    if not sampling.greedy:
+        assert len(recordings) > 1
+        assert graphs.mask.sum(1).unique().numel() > 3  # rows ended at different tokens

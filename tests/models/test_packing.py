@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lit_rl.models import Policy
+from lit_rl.models import Policy, packing
 from lit_rl.models.packing import (
     KEY_COST,
     blocks_cost,
@@ -149,6 +149,16 @@ def test_a_sliding_window_is_kept(tiny_source, model_type):
     packs, pads = both(policy, random_batch(), lambda p, b: p(b, temperature=1.0).log_probs)
     torch.testing.assert_close(packs, pads, rtol=0, atol=1e-5)
     assert (packs - whole).abs().max() > 1e-3
+
+
+def test_biases_are_made_once_for_all_layers_of_a_window(tiny_source, monkeypatch):
+    """By hand: two layers of one window, whose prompts and responses have a bias each."""
+    made, original = [], packing._bias
+    monkeypatch.setattr(
+        packing, "_bias", lambda allowed, dtype: made.append(1) or original(allowed, dtype)
+    )
+    Policy(tiny_source("mistral").model(0))(random_batch(), temperature=1.0)
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(
