@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 import psutil
 
 from lit_rl.rewards import worker
+from lit_rl.rewards.checked_scores import shown
 from lit_rl.rewards.failed import Failed
-from lit_rl.rewards.reply import reply, retires
+from lit_rl.rewards.reply import NotReadyError, models_of, reply, retires
 
 START_SECONDS = 300.0
 """Longest time for the reward to get ready, models that it loads included."""
@@ -48,10 +49,6 @@ class Settings:
     num_workers: int
     timeout_seconds: float
     memory_limit_mib: int | None
-
-
-class NotReadyError(Exception):
-    """The reward could not get ready in a worker; the message says why."""
 
 
 @dataclass(eq=False)
@@ -83,14 +80,18 @@ class Keeper:
         self.settings = settings
         self.parent = os.getppid()
         self.workers: list[_Worker] = []
+        self.models: dict[str, str] | None = None
 
     def run(self) -> None:
-        """Answer each rollout with a reply per row, until the process that asks is gone."""
+        """Say which models judge, then answer each rollout, until the process that asks is gone.
+
+        The answer is a reply per row.
+        """
         for _ in range(self.settings.num_workers):
             self._start()
         while not all(worker.is_ready for worker in self.workers):
             self._look()
-        self.main.send(None)
+        self.main.send(self.models)
         while True:
             if self._readable([self.main], _SECONDS_BETWEEN_LOOKS):
                 rollout, num_rows = self.main.recv()
@@ -143,8 +144,7 @@ class Keeper:
         try:
             text = speaker.connection.recv_bytes()
             if not speaker.is_ready:
-                if text != worker.READY:
-                    raise NotReadyError(text.decode())
+                self._compare(models_of(text))
                 speaker.is_ready, speaker.deadline = True, inf
                 return
             assert speaker.row is not None
@@ -156,6 +156,15 @@ class Keeper:
         speaker.row, speaker.deadline = None, inf
         if is_worn:
             self._replace(speaker)
+
+    def _compare(self, models: dict[str, str]) -> None:
+        """Let no worker judge with other weights than those before it."""
+        if self.models not in (None, models):
+            raise NotReadyError(
+                f"the weights of {shown(sorted(models))} changed while the run went on, and a new "
+                "worker has read them"
+            )
+        self.models = models
 
     def _fail(self, worker_: _Worker, reason: str | None) -> None:
         """End and replace a worker; the row that it had has no value.

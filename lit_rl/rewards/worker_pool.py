@@ -44,10 +44,14 @@ class WorkerPool:
 
     Args:
         settings: what they judge with, and their limits.
+
+    Attributes:
+        models: those of the reward, see `Reward.models`, since it was ready in the processes.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.models: dict[str, str] = {}
         self._keeper: _Keeper | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
@@ -74,8 +78,10 @@ class WorkerPool:
         self._keeper = _Keeper(process, Connection(ours.detach()))
         self._finalizer = weakref.finalize(self, self._keeper.end)
         self._keeper.connection.send(self.settings)
-        if reason := self._answer():
-            self._give_up(reason)
+        answer = self._answer()
+        if isinstance(answer, str):
+            self._give_up(answer)
+        self.models = answer
 
     def values(self, rollout: Rollout) -> list[Value]:
         """Return one value per response, in their order.

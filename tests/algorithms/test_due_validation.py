@@ -52,9 +52,10 @@ def by_chance(responses: list[str]) -> list[float]:
     return [np.random.random() for _ in responses]
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 6])
 def test_a_checkpoint_from_before_a_validation_is_followed_by_it(run, tmp_path, stop):
-    """Those of 2 and 4 were written when the validation began; 4 is also the end of an epoch.
+    """Those of 2, 4 and 6 were written when the validation began; 4 is also the end of an epoch,
+    6 that of the run.
 
     The reward draws from global random numbers, in training as in validations.
     """

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from transformers import LlamaForSequenceClassification
 
 from lit_rl.algorithms import DAPO, GRPO
 from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
 from lit_rl.functional import fingerprint
 from lit_rl.models import LoRA, RandomCausalLM
-from lit_rl.rewards import PythonFunction
+from lit_rl.rewards import InWorkers, PythonFunction, RewardModel
 
 LLAMA = {
     "model_type": "llama",
@@ -104,6 +105,18 @@ def test_reference_is_hashed_once_and_before_it_may_move(algorithm, fit, monkeyp
     assert len(counted) == 1
 
 
+def test_vocabulary_is_hashed_once(algorithm, fit, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(
+        "lit_rl.algorithms.rl_module.tokenizer_name",
+        lambda tokenizer: hashed.append(tokenizer) or tokenizer_name(tokenizer),
+    )
+    trainer = fit(algorithm(), iterations=1)
+    for _ in range(3):
+        trainer.save_checkpoint(trainer.default_root_dir + "/any.ckpt")
+    assert len(hashed) == 1
+
+
 class Judge(PythonFunction):
     """A reward with a frozen model."""
 
@@ -126,6 +139,36 @@ def test_checkpoint_of_a_run_with_another_reward_model_is_refused(algorithm, fit
     with pytest.raises(ValueError, match=r"is judge, weights 1{16}, that of this run judge, .* 2"):
         fit(algorithm(reward=Judge("2" * 64)), iterations=2, ckpt_path=path)
     module = algorithm(reward=Judge("1" * 64))
+    fit(module, iterations=2, ckpt_path=path)
+    assert module.iteration == 2
+
+
+@pytest.fixture
+def reward_model(source, tmp_path):
+    """Build a reward model called judge in a worker, with random weights of a seed."""
+
+    def build(seed):
+        folder = tmp_path / str(seed) / "judge"
+        torch.manual_seed(seed)
+        config = source(LLAMA).model(0).config
+        LlamaForSequenceClassification(config).save_pretrained(folder)
+        source(LLAMA).tokenizer().save_pretrained(folder)
+        return InWorkers(RewardModel(str(folder), label=0), timeout_seconds=60.0)
+
+    return build
+
+
+def test_checkpoint_of_a_run_with_another_reward_model_in_workers_is_refused(
+    algorithm, fit, reward_model, tmp_path
+):
+    path = tmp_path / "judged.ckpt"
+    fit(algorithm(reward=reward_model(1)), iterations=1).save_checkpoint(path)
+    message = (
+        r"reward model is judge, weights ([0-9a-f]{16}), that of this run judge, weights (?!\1)"
+    )
+    with pytest.raises(ValueError, match=message):
+        fit(algorithm(reward=reward_model(2)), iterations=2, ckpt_path=path)
+    module = algorithm(reward=reward_model(1))
     fit(module, iterations=2, ckpt_path=path)
     assert module.iteration == 2
 
