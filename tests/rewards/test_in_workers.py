@@ -191,6 +191,8 @@ def test_a_reward_that_is_not_importable_in_the_worker_is_an_error_at_the_start(
         reward.setup()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(60)
 def test_models_of_the_reward_are_those_that_the_workers_have_read(unsafe, rollout_of, tmp_path):
     """A worker that takes the place of another must not judge with other weights."""
     weights = tmp_path / "weights"
