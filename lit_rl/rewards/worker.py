@@ -44,7 +44,8 @@ def serve(connection: Connection, reward: bytes, memory_limit_mib: int | None) -
     try:
         judge = _Judge(pickle.loads(reward), memory_limit_mib)
     except BaseException as error:
-        connection.send_bytes(not_ready(shown(error)))
+        hint = "what it names must be importable there: of a module, not of the script that runs"
+        connection.send_bytes(not_ready(f"{shown(error)}; {hint}"))
         os._exit(1)
     connection.send_bytes(judge.introduction)
     own = os.getpid()

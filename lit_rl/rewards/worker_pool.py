@@ -107,9 +107,7 @@ class WorkerPool:
     def _give_up(self, reason: str) -> NoReturn:
         self.end()
         raise ValueError(
-            f"the reward {self.settings.name} is not ready in its worker process: {reason}. What "
-            "it names must be importable there: of a module, not of the script "
-            "that runs"
+            f"the reward {self.settings.name} is not ready in its worker process: {reason}"
         )
 
     def end(self) -> None:

@@ -406,6 +406,13 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         "ppo_adamw": partial(adamw, checkpoints=dict(enumerate(adamw_files, start=1))),
         "ppo_adamw_resumed_1": partial(adamw, resume=adamw_files[0]),
         "ppo_adamw_resumed_2": partial(adamw, resume=adamw_files[1]),
+        # No iteration is left.
+        "ppo_adamw_over": partial(
+            adamw,
+            iterations=2,
+            resume=adamw_files[1],
+            export=folder / f"over-{strategy}-{WORLD_SIZE}",
+        ),
         "skipped_loss": partial(skipping, where="loss"),
         "skipped_gradient": partial(skipping, where="gradient"),
         "nothing_skipped": partial(skipping, where=None),
