@@ -4,8 +4,8 @@
 
 Every attempt is a process of its own, forked from this one so that it need not import anything,
 ended by SIGKILL at a random moment and followed by one with `--ckpt_path last`. At the end the two
-runs are compared: weights, optimizer, rows of metrics and samples. Prints a report as JSON and ends
-with 1 where they differ.
+runs are compared: weights, optimizer, rows of metrics, samples and export. Prints a report as JSON
+and ends with 1 where they differ.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import yaml
 
-from lit_rl.callbacks import RLCallback
+from lit_rl.callbacks import HuggingFaceExport, RLCallback
 from lit_rl.checkpoints import SealedFile, VerifiedCheckpointIO, newest_valid
 from lit_rl.cli import RLCLI
 
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 BASE = ROOT / "configs" / "base.yaml"
 ITERATIONS_PER_EPOCH = 4
 ATTEMPT_SECONDS = 3600
-PHASES = ("start", "rollout", "update", "checkpoint", "between", "validation")
+PHASES = ("start", "rollout", "update", "checkpoint", "between", "validation", "export")
 MARKER = mmap.mmap(-1, 1)
 """The phase that the process of an attempt is in, which this process reads."""
 
@@ -55,6 +55,7 @@ JOB: dict[str, Any] = {
                 ("LearningCurve", {}),
                 ("SampleLog", {"num_samples": 1, "every_n_iterations": 1}),
                 ("IterationCheckpoint", {"every_n_iterations": 1}),
+                ("HuggingFaceExport", {}),
             )
         ],
     },
@@ -217,7 +218,7 @@ class Job:
             with path.open() as file:
                 for row in csv.DictReader(file):
                     kind = "validation" if row.get("val/reward") else "training"
-                    values = {k: v for k, v in row.items() if v and k not in ("epoch", "step")}
+                    values = {name: value for name, value in row.items() if value}
                     same = found.setdefault((kind, row["iteration"]), values)
                     assert same == values, f"{path}: {differing(same, values)}"
         return found
@@ -231,6 +232,11 @@ class Job:
                 assert found.setdefault(row["iteration"], row) == row, path
         return found
 
+    def export(self) -> dict[str, bytes]:
+        """Return the files of the newest exported model, by name."""
+        newest = max(self.folder.glob("runs/*/export"), key=lambda path: path.stat().st_mtime_ns)
+        return {path.name: path.read_bytes() for path in newest.iterdir()}
+
 
 def run_child(folder: Path, log: Path, arguments: list[str], watch: Watch) -> None:
     """Run the command line in this process, which ends here."""
@@ -241,6 +247,7 @@ def run_child(folder: Path, log: Path, arguments: list[str], watch: Watch) -> No
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         watch_checkpoints(watch.kill)
+        watch_export(watch.kill)
 
         class Watched(RLCLI):
             def instantiate_trainer(self, **kwargs):
@@ -277,6 +284,17 @@ def watch_checkpoints(kill: Kill) -> None:
     SealedFile.write = watched_write
 
 
+def watch_export(kill: Kill) -> None:
+    """Count the export at the end of a run as its phase."""
+    export = HuggingFaceExport.on_train_end
+
+    def watched_export(self, trainer, pl_module):
+        kill.enter("export")
+        export(self, trainer, pl_module)
+
+    HuggingFaceExport.on_train_end = watched_export
+
+
 def differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return what two dictionaries say differently, by key."""
     keys = one.keys() | other.keys()
@@ -290,16 +308,14 @@ def differences(whole: Job, parts: Job) -> list[str]:
     for key in ("state_dict", "optimizer_states", "lr_schedulers", "lit_rl", "PromptDataModule"):
         if not equal(states[0][key], states[1][key]):
             found.append(f"{key} of the last checkpoint")
+    found += [f"{name} of the export" for name in differing(whole.export(), parts.export())]
     try:
-        rows, samples = [(job.rows(), job.samples()) for job in (whole, parts)], None
+        rows = differing(whole.rows(), parts.rows())
+        samples = differing(whole.samples(), parts.samples())
     except AssertionError as error:
         return [*found, str(error)]
-    for key, row in rows[0][0].items():
-        if rows[1][0].get(key) != row:
-            found.append(f"row {key}: {differing(row, rows[1][0].get(key, {}))}")
-    samples = [pair[1] for pair in rows]
-    found += [f"sample of iteration {n}" for n in samples[0] if samples[1].get(n) != samples[0][n]]
-    return found
+    found += [f"row {key}: {differing(*(row or {} for row in pair))}" for key, pair in rows.items()]
+    return found + [f"sample of iteration {iteration}" for iteration in samples]
 
 
 def equal(one: Any, other: Any) -> bool:

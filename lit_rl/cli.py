@@ -17,7 +17,6 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from transformers.utils.logging import disable_progress_bar
 
 from lit_rl.algorithms import RLModule
@@ -143,12 +142,6 @@ class RLCLI(LightningCLI):
             if path := self.config[subcommand].ckpt_path:
                 parallelism_of(self.trainer.strategy).check_checkpoint(Path(path))
             super()._run_subcommand(subcommand)
-            if subcommand == "fit" and not self.model.training_begun:
-                rank_zero_warn(
-                    f"nothing was trained: {path or 'the run'} is behind the last iteration that "
-                    "the settings ask for. Raise --trainer.max_epochs to go on, or take validate "
-                    "in the place of fit to measure it"
-                )
             callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
             stopped = any(isinstance(c, StopOnInterrupt) and c.stopped for c in callbacks)
             if stopped and self.trainer.local_rank == 0:

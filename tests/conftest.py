@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import jaxtyping
 import pytest
 import torch
 
@@ -31,3 +32,11 @@ def uncompiled_flex_attention(monkeypatch):
         return result
 
     monkeypatch.setattr(flex_packing, "compiled", lambda: attention)
+
+
+@pytest.fixture
+def without_type_checks():
+    """As outside the tests, where no type of an argument is checked."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
-import jaxtyping
 import lightning as L
 import pyarrow as pa
 import pyarrow.parquet
@@ -22,28 +21,18 @@ from lit_rl.algorithms import GRPO
 from lit_rl.algorithms.optimization import check_trainer
 from lit_rl.callbacks import IterationCheckpoint
 from lit_rl.cli import RLCLI
-from lit_rl.data import PromptDataModule
 from lit_rl.generation import SamplingSettings
 from lit_rl.models import RandomCausalLM
 from lit_rl.rewards import ExactAnswer, PythonFunction, RewardModel, WeightedSum
-from lit_rl.tasks import DataFiles, HuggingFaceData, LargestDigit
+from lit_rl.tasks import DataFiles, HuggingFaceData
+from tiny_job import LLAMA, TRAINER, build_data, build_source
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.2,
-}
 
 
 def build_algorithm(**settings):
     defaults = {
-        "source": RandomCausalLM(alphabet="0123456789>", config=LLAMA),
+        "source": build_source(),
         "reward": ExactAnswer(),
         "group_size": 4,
         "sampling": SamplingSettings(max_new_tokens=4),
@@ -52,28 +41,14 @@ def build_algorithm(**settings):
     return GRPO(**{**defaults, **settings})
 
 
-def build_data(**settings):
-    task = LargestDigit(num_digits=2, num_train=24, num_held_out=6)
-    defaults = {"task": task, "batch_size": 2, "eval_batch_size": 6, "max_prompt_tokens": 8}
-    return PromptDataModule(**{**defaults, **settings})
-
-
 @pytest.fixture
 def trainer(tmp_path):
     def build(**settings):
         defaults = {
-            "accelerator": "cpu",
+            **TRAINER,
             "devices": 1,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
             "default_root_dir": tmp_path,
-            "use_distributed_sampler": False,
-            "inference_mode": False,
-            "num_sanity_val_steps": 0,
             "limit_val_batches": 0,
-            "max_epochs": -1,
             "max_steps": 4,
         }
         return L.Trainer(**{**defaults, **settings})
@@ -138,7 +113,7 @@ def test_other_kinds_of_data_are_refused_in_the_same_way(trainer, tmp_path, kind
     [
         # 2 prompts x 4 responses.
         (
-            {},
+            {"batch_size": 2},
             {"num_minibatches": 3},
             r"2 prompts x group_size 4 = 8 rollouts .* num_minibatches 3; num_minibatches 2 would",
         ),
@@ -306,14 +281,6 @@ def test_an_unknown_key_of_a_task_is_named_with_the_near_one(capsys):
     assert stopped.value.code == 2
     first_line = capsys.readouterr().err.splitlines()[0]
     assert re.match(r"error: num_digit is not a key of .*LargestDigit; .* num_digits", first_line)
-
-
-@pytest.fixture
-def without_type_checks():
-    """As outside the tests: a check of types asks for the context, whose error it would hide."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_type_checks")

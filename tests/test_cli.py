@@ -206,13 +206,31 @@ def test_checkpoint_of_another_model_is_one_readable_error(capsys, tmp_path, mon
     assert "broken.ckpt" in error
 
 
-def test_a_run_that_is_over_says_so_when_it_is_resumed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("interval", ["2", "3"], ids=["validation due", "nothing due"])
+def test_a_run_that_is_over_does_what_follows_it_when_it_is_resumed(
+    interval, tmp_path, monkeypatch
+):
+    """It says so, and leaves the files of the run before as they were."""
     monkeypatch.chdir(tmp_path)
-    short = ["--trainer.limit_train_batches", "1", "--trainer.max_epochs", "1"]
-    short += ["--trainer.num_sanity_val_steps", "0", "--trainer.accelerator", "cpu"]
+    short = ["--trainer.limit_train_batches", "2", "--trainer.max_epochs", "1"]
+    short += ["--trainer.val_check_interval", interval, "--trainer.accelerator", "cpu"]
+    names = ["IterationCheckpoint", "LearningCurve", "HuggingFaceExport"]
+    callbacks = [{"class_path": f"lit_rl.callbacks.{name}"} for name in names]
+    short += ["--trainer.callbacks", json.dumps(callbacks)]
     RLCLI(BASE, ["fit", *GRPO, *short])
-    with pytest.warns(UserWarning, match=r"nothing was trained: runs/.*Raise --trainer.max_epo"):
+    first = only_run(tmp_path, "*")
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    with pytest.warns(UserWarning, match=r"no iteration is left .*raise --trainer.max_epochs"):
         RLCLI(BASE, ["fit", *GRPO, *short, "--ckpt_path", "last"])
+    assert before == {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    second = next(path for path in tmp_path.glob("runs/*") if path != first)
+    for file in (first / "export").iterdir():
+        assert (second / "export" / file.name).read_bytes() == file.read_bytes()
+    assert (second / "curve.png").exists()
+    rows = [row for row in metrics(first) if row["val/reward"] and row["iteration"] == "2.0"]
+    assert len(rows) == (1 if interval == "2" else 0)
+    again = metrics(second) if (second / "metrics.csv").exists() else []
+    assert again == [{name: row[name] for name in row if name in again[0]} for row in rows]
 
 
 def run(*arguments, cwd):

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from jaxtyping import config
 
 from lit_rl.aggregations import TokenMean, Totals
 from lit_rl.kl_penalties import KLInLoss, KLInReward
@@ -95,14 +94,6 @@ def test_k1_in_the_loss_is_refused_without_the_unbiased_gradient():
         KLInLoss(estimator="k1")
     kl = KLInLoss(estimator="k1", unbiased_gradient=True)
     assert kl.loss(LOG_PROBS, REF_LOG_PROBS, MASK).tolist() == [[1.0, -0.5, 0.0]]
-
-
-@pytest.fixture
-def without_type_checks():
-    """As outside the tests, where annotations are not enforced."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_type_checks")

@@ -16,7 +16,13 @@ def is_validation_due(trainer: Trainer) -> bool:
 
 
 def validate_now(trainer: Trainer) -> None:
-    """Validate before the first iteration of a run that goes on, as between two iterations."""
+    """Validate before the first iteration of a run that goes on, as behind the iteration before.
+
+    An epoch counts as completed only behind the validation at its end.
+    """
+    epochs = trainer.fit_loop.epoch_progress.current
+    ended = int(not trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+    epochs.completed -= ended
     validation = trainer.fit_loop.epoch_loop.val_loop
     validation.restarting = False
     is_first = trainer._logger_connector._first_loop_iter
@@ -24,3 +30,4 @@ def validate_now(trainer: Trainer) -> None:
     validation.run()
     trainer.training = True
     trainer._logger_connector._first_loop_iter = is_first
+    epochs.completed += ended

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lit_rl.algorithms.non_finite import check_finite_weights
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
 from lit_rl.algorithms.policy_module import PolicyModule
 from lit_rl.algorithms.random_state import random_states, restore_random_states
+from lit_rl.algorithms.resumed_loop import take_resumed_loop
 from lit_rl.algorithms.schedules import Shape, schedule
 from lit_rl.data import PromptDataModule, align_loop
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
@@ -216,6 +218,8 @@ class RLModule(PolicyModule):
                 "of this run takes that reference over, so the KL would be to the initial policy: "
                 "add lit_rl.callbacks.ReferenceSync, or set kl_coef to 0"
             )
+        if self.is_for_training:
+            take_resumed_loop(self.trainer)
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
         position = checkpoint.get(type(datamodule).__qualname__)
         if isinstance(datamodule, PromptDataModule) and position:
@@ -255,7 +259,7 @@ class RLModule(PolicyModule):
         identity = {
             "algorithm": type(self).__name__,
             "model": model_name(self.policy.model),
-            "tokenizer": tokenizer_name(self.tokenizer),
+            "tokenizer": self._tokenizer_name,
         }
         if self.reference_fingerprint is not None:
             identity["reference"] = f"weights {self.reference_fingerprint[:16]}"
@@ -264,6 +268,10 @@ class RLModule(PolicyModule):
                 f"{name}, weights {weights[:16]}" for name, weights in models.items()
             )
         return identity
+
+    @cached_property
+    def _tokenizer_name(self) -> str:
+        return tokenizer_name(self.tokenizer)
 
     @property
     def _is_reference_restored(self) -> bool:

@@ -45,7 +45,7 @@ class HeldOutWatch:
             "standard_error": metrics.get(ACCURACY + STANDARD_ERROR, 0.0),
             "reward": fmean(rewards) if rewards else math.nan,
         }
-        # Lightning may repeat the validation of the iteration that a run is resumed from.
+        # A second `fit` of one trainer may begin with the validation that ended the first.
         before = [p for p in self.points if p["iteration"] < iteration]
         self.points = [*before, point]
         if not before:

@@ -51,7 +51,7 @@ class LearningCurve(Callback):
         if trainer.sanity_checking:
             for logger in trainer.loggers:
                 logger.log_metrics(point, step=0)
-        # Lightning may repeat the validation of the iteration that a run is resumed from.
+        # A second `fit` of one trainer may begin with the validation that ended the first.
         self.validations = [p for p in self.validations if p["iteration"] < point["iteration"]]
         self.validations.append(point)
         self._draw(trainer)

@@ -74,6 +74,11 @@ class InWorkers(Reward):
         """The name of the reward."""
         return self.reward.name
 
+    @property
+    def models(self) -> dict[str, str]:
+        """Those of the reward, as the workers have read them."""
+        return self._pool.models
+
     def setup(self) -> None:
         """Start the workers and set the reward up in each of them."""
         self._pool.start()

@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 import psutil
 
 from lit_rl.rewards import worker
+from lit_rl.rewards.checked_scores import shown
 from lit_rl.rewards.failed import Failed
-from lit_rl.rewards.reply import reply, retires
+from lit_rl.rewards.reply import NotReadyError, models_of, reply, retires
 
 START_SECONDS = 300.0
 """Longest time for the reward to get ready, models that it loads included."""
@@ -76,10 +77,6 @@ class Wanted:
     number: int
 
 
-class NotReadyError(Exception):
-    """The reward could not get ready in a worker; the message says why."""
-
-
 @dataclass(eq=False)
 class _Worker:
     """A worker process and what it does: it gets ready, judges a row, or idles."""
@@ -109,20 +106,22 @@ class Keeper:
         self.settings = settings
         self.parent = os.getppid()
         self.workers: list[_Worker] = []
+        self.models: dict[str, str] | None = None
         self.waiting: deque[Rows] = deque()
         self.judged: dict[int, list[bytes]] = {}
         self.wanted: int | None = None
 
     def run(self) -> None:
-        """Answer each rollout with a reply per row, until the process that asks is gone.
+        """Say which models judge, then answer each rollout, until the process that asks is gone.
 
-        Replies are sent when they are wanted: who sends rollouts meanwhile does not read.
+        The answer is a reply per row, and is sent when it is wanted: who sends rollouts meanwhile
+        does not read.
         """
         for _ in range(self.settings.num_workers):
             self._start()
         while not all(worker.is_ready for worker in self.workers):
             self._look()
-        self.main.send(None)
+        self.main.send(self.models)
         while True:
             if self.waiting:
                 rows = self.waiting.popleft()
@@ -194,8 +193,7 @@ class Keeper:
         try:
             text = speaker.connection.recv_bytes()
             if not speaker.is_ready:
-                if text != worker.READY:
-                    raise NotReadyError(text.decode())
+                self._compare(models_of(text))
                 speaker.is_ready, speaker.deadline = True, inf
                 return
             assert speaker.row is not None
@@ -207,6 +205,15 @@ class Keeper:
         speaker.row, speaker.deadline = None, inf
         if is_worn:
             self._replace(speaker)
+
+    def _compare(self, models: dict[str, str]) -> None:
+        """Let no worker judge with other weights than those before it."""
+        if self.models not in (None, models):
+            raise NotReadyError(
+                f"the weights of {shown(sorted(models))} changed while the run went on, and a new "
+                "worker has read them"
+            )
+        self.models = models
 
     def _fail(self, worker_: _Worker, reason: str | None) -> None:
         """End and replace a worker; the row that it had has no value.

@@ -1,9 +1,40 @@
-"""What a worker process says of one response, as JSON: nothing in it can act where it is read."""
+"""What a worker process says, as JSON: nothing in it can act where it is read."""
 
 import json
+from collections.abc import Mapping
 
 from lit_rl.rewards.failed import Failed
 from lit_rl.rewards.steps import Steps, Value
+
+
+class NotReadyError(Exception):
+    """The reward could not get ready in a worker; the message says why."""
+
+
+def ready(models: Mapping[str, str]) -> bytes:
+    """Return what a worker says when its reward is ready.
+
+    Args:
+        models: of the reward, see `Reward.models`.
+    """
+    return json.dumps({"models": dict(models)}).encode()
+
+
+def not_ready(reason: str) -> bytes:
+    """Return what a worker says that has no reward."""
+    return json.dumps({"reason": reason}).encode()
+
+
+def models_of(text: bytes) -> dict[str, str]:
+    """Return the models of the reward of a worker that got ready.
+
+    Raises:
+        NotReadyError: if it did not.
+    """
+    entry = json.loads(text)
+    if "reason" in entry:
+        raise NotReadyError(entry["reason"])
+    return dict(entry["models"])
 
 
 def reply(value: float | dict[int, float] | Failed | None, *, retires: bool) -> bytes:

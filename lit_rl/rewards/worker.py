@@ -17,10 +17,9 @@ import torch
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.checked_scores import checked_value, plain, shown
 from lit_rl.rewards.failed import Failed
-from lit_rl.rewards.reply import reply
+from lit_rl.rewards.reply import not_ready, ready, reply
 from lit_rl.types import Rollout
 
-READY = b"ready"
 # Of linux/prctl.h.
 _SIGNAL_WHEN_PARENT_ENDS, _ADOPT_ORPHANS = 1, 36
 _MIB = 2**20
@@ -36,8 +35,8 @@ def serve(connection: Connection, reward: bytes, memory_limit_mib: int | None) -
     """Judge responses until the process is ended.
 
     Args:
-        connection: brings a pickled rollout or the number of one of its rows, and takes `READY` or
-            why there is no reward, then a reply per row.
+        connection: brings a pickled rollout or the number of one of its rows, and takes the models
+            of the reward or why there is none, then a reply per row.
         reward: the reward, pickled.
         memory_limit_mib: what the process may allocate beyond what it has when it is ready.
     """
@@ -45,9 +44,10 @@ def serve(connection: Connection, reward: bytes, memory_limit_mib: int | None) -
     try:
         judge = _Judge(pickle.loads(reward), memory_limit_mib)
     except BaseException as error:
-        connection.send_bytes(shown(error).encode("utf-8", "backslashreplace"))
+        hint = "what it names must be importable there: of a module, not of the script that runs"
+        connection.send_bytes(not_ready(f"{shown(error)}; {hint}"))
         os._exit(1)
-    connection.send_bytes(READY)
+    connection.send_bytes(judge.introduction)
     own = os.getpid()
     while True:
         task = connection.recv()
@@ -84,6 +84,7 @@ class _Judge:
         self.rollout: Rollout
         self.reward = reward
         reward.setup()
+        self.introduction = ready(reward.models)
         self.helpers = _children()
         self.limit = None if memory_limit_mib is None else memory_limit_mib * _MIB
         if self.limit is not None:

@@ -59,10 +59,14 @@ class WorkerPool:
 
     Args:
         settings: what they judge with, and their limits.
+
+    Attributes:
+        models: those of the reward, see `Reward.models`, since it was ready in the processes.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.models: dict[str, str] = {}
         self._keeper: _Keeper | None = None
         self._num_begun = 0
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -90,8 +94,10 @@ class WorkerPool:
         self._keeper = _Keeper(process, Connection(ours.detach()))
         self._finalizer = weakref.finalize(self, self._keeper.end)
         self._keeper.say(self.settings)
-        if reason := self._keeper.answer():
-            self._give_up(reason)
+        answer = self._keeper.answer()
+        if isinstance(answer, str):
+            self._give_up(answer)
+        self.models = answer
 
     def begin(self, rollout: Rollout) -> Callable[[], list[Value]]:
         """Let a rollout be judged behind those that were begun before it.
@@ -119,9 +125,7 @@ class WorkerPool:
     def _give_up(self, reason: str) -> NoReturn:
         self.end()
         raise ValueError(
-            f"the reward {self.settings.name} is not ready in its worker process: {reason}. What "
-            "it names must be importable there: of a module, not of the script "
-            "that runs"
+            f"the reward {self.settings.name} is not ready in its worker process: {reason}"
         )
 
     def end(self) -> None:

@@ -7,30 +7,15 @@ import pytest
 import torch
 
 from lit_rl.algorithms import GRPO
-from lit_rl.data import PromptDataModule
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import SamplingSettings
-from lit_rl.models import RandomCausalLM
 from lit_rl.rewards import ExactAnswer
-from lit_rl.tasks import LargestDigit
-
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.2,
-}
+from tiny_job import TRAINER, build_data, build_source
 
 
 @pytest.fixture
 def source():
-    return lambda config=LLAMA, **settings: RandomCausalLM(
-        alphabet="0123456789>", config=config, **settings
-    )
+    return build_source
 
 
 @pytest.fixture
@@ -54,12 +39,7 @@ def algorithm(source):
 
 @pytest.fixture
 def data():
-    def build(**settings):
-        task = LargestDigit(num_digits=2, num_train=24, num_held_out=6)
-        defaults = {"task": task, "batch_size": 6, "eval_batch_size": 6, "max_prompt_tokens": 8}
-        return PromptDataModule(**{**defaults, **settings})
-
-    return build
+    return build_data
 
 
 @pytest.fixture
@@ -68,18 +48,10 @@ def fit(tmp_path, data):
 
     def run(module, iterations=2, datamodule=None, ckpt_path=None, **settings):
         defaults = {
-            "accelerator": "cpu",
+            **TRAINER,
             "devices": 1,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
             "default_root_dir": tmp_path,
-            "use_distributed_sampler": False,
-            "inference_mode": False,
-            "num_sanity_val_steps": 0,
             "limit_val_batches": 0,
-            "max_epochs": -1,
             "max_steps": iterations * module.steps_per_iteration,
         }
         trainer = L.Trainer(**{**defaults, **settings})

@@ -3,10 +3,10 @@
 import math
 from functools import partial
 
-import jaxtyping
 import pytest
 import torch
 
+from acting import StopAfter
 from lit_rl.advantages import GAE, GroupNormalized
 from lit_rl.aggregations import SequenceMean, TokenMean
 from lit_rl.algorithms import GRPO, PPO, PenalizedTRPO
@@ -15,13 +15,10 @@ from lit_rl.generation import SamplingSettings
 from lit_rl.models import PolicyBackbone, SharedTrunk
 from lit_rl.rewards import PythonFunction
 from lit_rl.value_losses import ClippedSquaredError
+from tiny_job import num_fives
 
 END_ID = 2
 KINDS = pytest.mark.parametrize("critic", [PolicyBackbone(), SharedTrunk()], ids=["own", "shared"])
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
 
 
 def nothing(responses: list[str]) -> list[float]:
@@ -393,16 +390,6 @@ def test_resumed_run_is_the_uninterrupted_one(ppo, fit, tmp_path, critic, stop):
         assert torch.equal(flat(model), flat(other))
 
 
-class StopAfter(RLCallback):
-    def __init__(self, iterations, path):
-        self.iterations, self.path = iterations, path
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if module.iteration == self.iterations:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
-
-
 def test_checkpoint_holds_the_critic_and_not_the_reference(ppo, fit, tmp_path):
     module = ppo(kl_coef=0.1)
     fit(module, iterations=1).save_checkpoint(tmp_path / "one.ckpt")
@@ -456,14 +443,6 @@ def test_a_module_that_has_answered_is_trained_as_a_new_one(ppo, fit, data):
 def test_wrong_settings_are_refused(ppo, settings, message):
     with pytest.raises(ValueError, match=message):
         ppo(**settings)
-
-
-@pytest.fixture
-def without_type_checks():
-    """As outside the tests, where no type of an argument is checked."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_type_checks")

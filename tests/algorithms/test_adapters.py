@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 
+from acting import StopAfter
 from lit_rl.algorithms import GRPO, PPO, TRPO
 from lit_rl.callbacks import ReferenceSync, RLCallback
 from lit_rl.models import (
@@ -18,12 +19,9 @@ from lit_rl.models import (
 )
 from lit_rl.models.adapters import adapter_layers, base_parameters
 from lit_rl.rewards import PythonFunction
+from tiny_job import num_fives
 
 LORA, DORA = LoRA(rank=4, alpha=8), LoRA(rank=4, alpha=8, use_dora=True)
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
 
 
 @pytest.fixture
@@ -56,18 +54,6 @@ class Recorder(RLCallback):
         self.experience = experience
         difference = (experience.old_log_probs - experience.ref_log_probs)[experience.mask]
         self.kls.append(float(difference.abs().max()))
-
-
-class StopAfter(RLCallback):
-    """Writes a checkpoint after some iterations and ends the run there."""
-
-    def __init__(self, iterations, path):
-        self.iterations, self.path = iterations, path
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if module.iteration == self.iterations:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
 
 
 @pytest.mark.parametrize("adapter", [LORA, DORA], ids=["lora", "dora"])

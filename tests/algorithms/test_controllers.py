@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from acting import StopAfter
 from lit_rl.algorithms import PPO
 from lit_rl.callbacks import (
     AdaptiveKL,
@@ -19,10 +20,7 @@ from lit_rl.callbacks import (
 )
 from lit_rl.kl_penalties import KLInLoss, KLInReward
 from lit_rl.rewards import PythonFunction
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 class Recorder(RLCallback):
@@ -46,18 +44,6 @@ class Recorder(RLCallback):
 
     def logged(self, name):
         return [metrics[name] for metrics in self.metrics]
-
-
-class StopAfter(RLCallback):
-    """Writes a checkpoint after some iterations and ends the run there."""
-
-    def __init__(self, iterations, path):
-        self.iterations, self.path = iterations, path
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if module.iteration == self.iterations:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ from lit_rl.callbacks import RewardMetrics, RLCallback, Throughput
 from lit_rl.generation import SamplingSettings
 from lit_rl.reward_shaping import SoftOverlongPunishment
 from lit_rl.rewards import PythonFunction
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 def constant(responses: list[str]) -> list[float]:

@@ -9,10 +9,7 @@ import torch
 from lit_rl.algorithms import GRPO, PPO, TRPO
 from lit_rl.callbacks import CriticMetrics, HealthMonitor, RatioMetrics, RewardMetrics, RLCallback
 from lit_rl.rewards import PythonFunction
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 class Rates(RLCallback):

@@ -2,29 +2,23 @@
 
 import pytest
 import torch
+from transformers import LlamaForSequenceClassification
 
 from lit_rl.algorithms import DAPO, GRPO
 from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
 from lit_rl.functional import fingerprint
 from lit_rl.models import LoRA, RandomCausalLM
-from lit_rl.rewards import PythonFunction
+from lit_rl.rewards import InWorkers, PythonFunction, RewardModel
+from tiny_job import LLAMA, num_fives
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
-WIDE = {**LLAMA, "intermediate_size": 32, "hidden_size": 32}
-DEEP = {**LLAMA, "num_hidden_layers": 2, "intermediate_size": 32}
+WIDE = {**LLAMA, "hidden_size": 32}
+DEEP = {**LLAMA, "num_hidden_layers": 2}
 
 
 @pytest.fixture
 def checkpoint(algorithm, fit, source, tmp_path):
     path = tmp_path / "grpo.ckpt"
-    fit(algorithm(source=source(LLAMA)), iterations=1).save_checkpoint(path)
+    fit(algorithm(), iterations=1).save_checkpoint(path)
     return path
 
 
@@ -49,13 +43,13 @@ def checkpoint(algorithm, fit, source, tmp_path):
 def test_checkpoint_of_something_else_is_refused_by_name(
     algorithm, fit, source, checkpoint, settings, message
 ):
-    settings = {"source": source(LLAMA), **settings}
+    settings = {"source": source(), **settings}
     with pytest.raises(ValueError, match=message):
         fit(algorithm(**settings), iterations=2, ckpt_path=checkpoint)
 
 
 def test_checkpoint_of_the_same_goes_on(algorithm, fit, source, checkpoint):
-    module = algorithm(source=source(LLAMA))
+    module = algorithm()
     fit(module, iterations=2, ckpt_path=checkpoint)
     assert module.iteration == 2
 
@@ -80,7 +74,7 @@ def test_weight_of_the_kl_may_change_and_so_may_whether_there_is_a_reference(
     for settings, path in [
         ({"kl_coef": 0.2}, with_reference),
         ({"kl_coef": 0.0}, with_reference),
-        ({"kl_coef": 0.1, "source": source(LLAMA)}, checkpoint),
+        ({"kl_coef": 0.1, "source": source()}, checkpoint),
     ]:
         module = algorithm(**settings)
         fit(module, iterations=2, ckpt_path=path)
@@ -104,6 +98,18 @@ def test_reference_is_hashed_once_and_before_it_may_move(algorithm, fit, monkeyp
     assert len(counted) == 1
 
 
+def test_vocabulary_is_hashed_once(algorithm, fit, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(
+        "lit_rl.algorithms.rl_module.tokenizer_name",
+        lambda tokenizer: hashed.append(tokenizer) or tokenizer_name(tokenizer),
+    )
+    trainer = fit(algorithm(), iterations=1)
+    for _ in range(3):
+        trainer.save_checkpoint(trainer.default_root_dir + "/any.ckpt")
+    assert len(hashed) == 1
+
+
 class Judge(PythonFunction):
     """A reward with a frozen model."""
 
@@ -116,16 +122,44 @@ class Judge(PythonFunction):
         return self.judges
 
 
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5")) for response in responses]
-
-
 def test_checkpoint_of_a_run_with_another_reward_model_is_refused(algorithm, fit, tmp_path):
     path = tmp_path / "judged.ckpt"
     fit(algorithm(reward=Judge("1" * 64)), iterations=1).save_checkpoint(path)
     with pytest.raises(ValueError, match=r"is judge, weights 1{16}, that of this run judge, .* 2"):
         fit(algorithm(reward=Judge("2" * 64)), iterations=2, ckpt_path=path)
     module = algorithm(reward=Judge("1" * 64))
+    fit(module, iterations=2, ckpt_path=path)
+    assert module.iteration == 2
+
+
+@pytest.fixture
+def reward_model(source, tmp_path):
+    """Build a reward model called judge in a worker, with random weights of a seed."""
+
+    def build(seed):
+        folder = tmp_path / str(seed) / "judge"
+        torch.manual_seed(seed)
+        config = source().model(0).config
+        LlamaForSequenceClassification(config).save_pretrained(folder)
+        source().tokenizer().save_pretrained(folder)
+        return InWorkers(RewardModel(str(folder), label=0), timeout_seconds=60.0)
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_checkpoint_of_a_run_with_another_reward_model_in_workers_is_refused(
+    algorithm, fit, reward_model, tmp_path
+):
+    path = tmp_path / "judged.ckpt"
+    fit(algorithm(reward=reward_model(1)), iterations=1).save_checkpoint(path)
+    message = (
+        r"reward model is judge, weights ([0-9a-f]{16}), that of this run judge, weights (?!\1)"
+    )
+    with pytest.raises(ValueError, match=message):
+        fit(algorithm(reward=reward_model(2)), iterations=2, ckpt_path=path)
+    module = algorithm(reward=reward_model(1))
     fit(module, iterations=2, ckpt_path=path)
     assert module.iteration == 2
 
@@ -138,10 +172,10 @@ def test_checkpoint_of_another_program_is_refused(algorithm, fit, tmp_path):
 
 def test_names_tell_models_and_tokenizers_apart(source):
     """By hand: 11 characters and three special tokens make 14."""
-    assert model_name(source(LLAMA).model(0)) == (
+    assert model_name(source().model(0)) == (
         "LlamaForCausalLM of 1 layers, hidden size 16, vocabulary 14"
     )
-    name = tokenizer_name(source(LLAMA).tokenizer())
+    name = tokenizer_name(source().tokenizer())
     assert name.startswith("14 tokens, ")
     assert name == tokenizer_name(source(DEEP).tokenizer())
 

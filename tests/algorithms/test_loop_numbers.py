@@ -13,12 +13,9 @@ from lit_rl.evaluation import Evaluation
 from lit_rl.generation import TransformersGenerator
 from lit_rl.kl_penalties import KLInReward
 from lit_rl.rewards import PythonFunction
+from tiny_job import num_fives
 
 VALIDATE = {"limit_val_batches": 1.0, "val_check_interval": 1, "check_val_every_n_epoch": None}
-
-
-def num_fives(responses):
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
 
 
 def nothing(responses):

@@ -14,10 +14,7 @@ from lit_rl.kl_penalties import KLInReward
 from lit_rl.reward_shaping import MissingEndPenalty, ScaleReward
 from lit_rl.rewards import PythonFunction, Steps
 from lit_rl.sampler_corrections import ImportanceMask, TruncatedImportance
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 class Recorder(RLCallback):

@@ -6,12 +6,9 @@ import pytest
 
 from lit_rl.algorithms import DAPO, GRPO, PPO, TRPO, PenalizedTRPO
 from lit_rl.rewards import PythonFunction
+from tiny_job import num_fives
 
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,7 @@ from lit_rl.algorithms import PPO
 from lit_rl.callbacks import RLCallback
 from lit_rl.policy_losses import ClippedSurrogate
 from lit_rl.rewards import PythonFunction
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 class Broken(ClippedSurrogate):

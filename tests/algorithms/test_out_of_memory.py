@@ -8,10 +8,7 @@ import torch
 from lit_rl.algorithms.old_log_probs import CurrentLogProbs
 from lit_rl.algorithms.out_of_memory import is_out_of_memory
 from lit_rl.rewards import PythonFunction
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 class Accelerator:

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from acting import StopAfter
 from lit_rl.advantages import GAE
 from lit_rl.algorithms import PenalizedTRPO
 from lit_rl.algorithms.penalized_trpo import adapted_beta, kl_from_old
@@ -13,10 +14,7 @@ from lit_rl.callbacks import RLCallback
 from lit_rl.generation import SamplingSettings
 from lit_rl.rewards import PythonFunction
 from lit_rl.types import Experience
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 class Recorder(RLCallback):
@@ -184,18 +182,6 @@ def test_a_fixed_beta_stays_and_no_kl_is_measured(penalized, fit):
     fit(penalized(beta=4.0), iterations=2, callbacks=[recorder])
     assert recorder.betas == [4.0, 4.0]
     assert "old_policy_kl" not in recorder.metrics[-1]
-
-
-class StopAfter(RLCallback):
-    """Writes a checkpoint after some iterations and ends the run there."""
-
-    def __init__(self, iterations, path):
-        self.iterations, self.path = iterations, path
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if module.iteration == self.iterations:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(penalized, fit, weights, tmp_path):

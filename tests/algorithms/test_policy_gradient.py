@@ -23,6 +23,7 @@ from lit_rl.generation import CachedGenerator, SamplingSettings
 from lit_rl.kl_penalties import KLInLoss, KLInReward
 from lit_rl.policy_losses import ClippedSurrogate, LogProbSurrogate, OffPolicySequenceMask
 from lit_rl.rewards import PythonFunction, Reward
+from tiny_job import num_fives
 
 AGGREGATIONS = [TokenMean(), SequenceMean(), SequenceSum(), FixedLength(8), TokenSum()]
 GPT2 = {
@@ -36,11 +37,6 @@ GPT2 = {
     "attn_pdrop": 0.1,
     "embd_pdrop": 0.1,
 }
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    """A reward with signal in almost every group of random digits."""
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
 
 
 def first_missing(responses: list[str]) -> list[float | None]:

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from acting import StopAfter
 from lit_rl.callbacks import RLCallback
 from lit_rl.rewards import PythonFunction
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 class Recorder(RLCallback):
@@ -76,18 +74,6 @@ def test_a_reward_that_draws_random_numbers_draws_the_same(signal, fit, weights,
     resumed = signal(reward=PythonFunction(by_chance))
     fit(resumed, iterations=4, ckpt_path=path)
     assert torch.equal(weights(resumed), weights(whole))
-
-
-class StopAfter(RLCallback):
-    """Writes a checkpoint after some iterations and ends the run there."""
-
-    def __init__(self, iterations, path):
-        self.iterations, self.path = iterations, path
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if module.iteration == self.iterations:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
 
 
 def test_run_resumed_twice_trains_the_iterations_of_its_epochs(signal, fit, weights, tmp_path):

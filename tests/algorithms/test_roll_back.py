@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from acting import Sick
 from lit_rl.advantages import ReturnToGo
 from lit_rl.advantages.baselines import MovingAverage
 from lit_rl.algorithms import GRPO, PPO, Reinforce
@@ -15,14 +16,12 @@ from lit_rl.callbacks import (
     AdaptiveKL,
     CriticMetrics,
     EntropyController,
-    HealthMonitor,
     IterationCheckpoint,
     RatioMetrics,
     ReferenceSync,
     RewardMetrics,
     RLCallback,
 )
-from lit_rl.callbacks.health_alarms import Alarm
 from lit_rl.callbacks.held_out_watch import HeldOutWatch
 from lit_rl.callbacks.roll_back import check_roll_back
 from lit_rl.checkpoints import VerifiedCheckpointIO
@@ -30,28 +29,7 @@ from lit_rl.functional import fingerprint
 from lit_rl.models import LoRA
 from lit_rl.rewards import PythonFunction
 from lit_rl.strategies import FSDP2, DeepSpeed
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
-
-
-class Sick(HealthMonitor):
-    """Rings at the second of two given iterations in a row."""
-
-    def __init__(self, *iterations, too_fast=True):
-        super().__init__("roll_back", max_held_out_drop=None)
-        self.alarms = [
-            Alarm(
-                "sick",
-                quantity=lambda reading: reading["iteration"],
-                wrong=lambda number, reading: number in iterations,
-                patience=2,
-                sentence="iteration {value}",
-                too_fast=too_fast,
-            )
-        ]
-        self._counts = {"sick": 0}
+from tiny_job import num_fives
 
 
 def flat(model):

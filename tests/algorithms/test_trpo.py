@@ -8,16 +8,14 @@ from itertools import pairwise
 import pytest
 import torch
 
+from acting import StopAfter
 from lit_rl.advantages import GAE
 from lit_rl.algorithms import TRPO, CurrentLogProbs
 from lit_rl.callbacks import RatioMetrics, RewardMetrics, RLCallback, StopOnKL
 from lit_rl.models import SharedTrunk
 from lit_rl.models.fisher import fisher_product, flat, plain_attention
 from lit_rl.rewards import PythonFunction
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
+from tiny_job import num_fives
 
 
 def nothing(responses: list[str]) -> list[float]:
@@ -289,18 +287,6 @@ def test_the_curvature_of_one_row_in_some_is_that_of_a_part_of_the_update(trpo, 
     (step,) = seen.steps
     assert step.fraction > 0
     assert mean_kl(seen.before[0], seen.policies[0], seen.experiences[0]) <= 0.01
-
-
-class StopAfter(RLCallback):
-    """Writes a checkpoint after some iterations and ends the run there."""
-
-    def __init__(self, iterations, path):
-        self.iterations, self.path = iterations, path
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if module.iteration == self.iterations:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(trpo, fit, weights, tmp_path):

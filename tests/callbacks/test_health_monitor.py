@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 import torch
-from jaxtyping import config
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.callbacks import CriticMetrics, HealthMonitor, RatioMetrics, RewardMetrics
@@ -191,14 +190,6 @@ def test_a_threshold_that_is_null_switches_one_alarm_off(threshold):
     without = {alarm.name for alarm in HealthMonitor(**{threshold: None}).alarms}
     assert len(names) == 12
     assert len(names - without) == 1
-
-
-@pytest.fixture
-def without_type_checks():
-    """As outside the tests, where annotations are not enforced."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_type_checks")

@@ -9,21 +9,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_rl.callbacks import HuggingFaceExport
-from lit_rl.models import LoRA, Policy, RandomCausalLM
+from lit_rl.models import LoRA, Policy
 from lit_rl.strategies import Parallelism
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+from tiny_job import build_source
 
 
 def test_export_loads_with_the_logits_of_the_trained_policy(fit, tiny_module, tmp_path):
-    source = RandomCausalLM(alphabet="0123456789>", config=CONFIG)
+    source = build_source()
 
     class WithPolicy(tiny_module):
         def __init__(self):
@@ -55,7 +47,7 @@ def test_export_loads_with_the_logits_of_the_trained_policy(fit, tiny_module, tm
 
 
 def test_nothing_of_training_stands_in_the_export(trainer, tiny_module, tmp_path):
-    source = RandomCausalLM(alphabet="0123456789>", config=CONFIG)
+    source = build_source()
     callback = HuggingFaceExport()
     callback.setup(trainer, tiny_module(), "fit")
     model = source.model(0)
@@ -75,7 +67,7 @@ def test_nothing_of_training_stands_in_the_export(trainer, tiny_module, tmp_path
 def test_other_ranks_write_nothing(trainer, tiny_module, monkeypatch):
     monkeypatch.setattr(type(trainer), "is_global_zero", False)
     callback, module = HuggingFaceExport(), tiny_module()
-    module.policy = Policy(RandomCausalLM(alphabet="0123456789>", config=CONFIG).model(0))
+    module.policy = Policy(build_source().model(0))
     callback.setup(trainer, module, "fit")
     callback.on_train_end(trainer, module)
     assert not callback.path.exists()
@@ -84,7 +76,7 @@ def test_other_ranks_write_nothing(trainer, tiny_module, monkeypatch):
 @pytest.fixture
 def with_adapter(tiny_module):
     """A module whose training moves its adapter by 0.5 per iteration."""
-    source = RandomCausalLM(alphabet="0123456789>", config=CONFIG)
+    source = build_source()
 
     class WithAdapter(tiny_module):
         def __init__(self):

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from jaxtyping import config
 
 from lit_rl.advantages import GroupNormalized
 from lit_rl.algorithms import CurrentLogProbs, RecomputedLogProbs
@@ -177,14 +176,6 @@ def test_negative_weights_are_refused(build):
 def test_a_schedule_without_iterations_is_refused():
     with pytest.raises(ValueError, match="num_iterations is 0, must be at least 1"):
         LinearKL(initial=0.1, final=0.2, num_iterations=0)
-
-
-@pytest.fixture
-def without_type_checks():
-    """As outside the tests, where annotations are not enforced."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_type_checks")

@@ -15,25 +15,16 @@ from lit_rl.callbacks.run_plan import first_kl_coef
 from lit_rl.data import PromptDataModule
 from lit_rl.generation import SamplingSettings
 from lit_rl.memory import planned
-from lit_rl.models import LoRA, RandomCausalLM
+from lit_rl.models import LoRA
 from lit_rl.rewards import ExactAnswer
 from lit_rl.strategies import FSDP2, DeepSpeed
 from lit_rl.tasks import LargestDigit
-
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-}
+from tiny_job import LLAMA, TRAINER, build_data, build_source
 
 
 def algorithm(adapter=None, **settings):
     return GRPO(
-        source=RandomCausalLM(alphabet="0123456789>", config=LLAMA),
+        source=build_source(),
         reward=ExactAnswer(),
         sampling=SamplingSettings(max_new_tokens=4),
         group_size=4,
@@ -49,21 +40,13 @@ def say(tmp_path, capsys):
     def run(*callbacks, **settings):
         module = algorithm(**settings)
         trainer = L.Trainer(
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
+            **{**TRAINER, "max_epochs": 1},
             default_root_dir=tmp_path,
             limit_train_batches=1,
             limit_val_batches=0,
-            max_epochs=1,
             callbacks=[RunPlan(), *callbacks],
         )
-        task = LargestDigit(num_digits=2, num_train=24, num_held_out=6)
-        data = PromptDataModule(task, batch_size=6, eval_batch_size=6, max_prompt_tokens=8)
-        trainer.fit(module, data)
+        trainer.fit(module, build_data())
         # The text of the cells, without the frame and the ends of lines.
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
 

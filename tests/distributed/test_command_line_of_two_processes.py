@@ -55,17 +55,18 @@ def lines(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_fit_and_predict(run_alone, tmp_path, strategy):
+def test_fit_and_what_follows_it_again_and_predict(run_alone, tmp_path, strategy):
     train, arguments = (
         [sys.executable, ROOT / "train.py"],
         [*ARGUMENTS, *on_two_processes(strategy)],
     )
-    output = run_alone(*train, "fit", *arguments, "--trainer.max_epochs", 1, *EACH)
+    fit = [*train, "fit", *arguments, "--trainer.max_epochs", 1, "--trainer.val_check_interval", 2]
+    output = run_alone(*fit, *EACH)
     folder = only(tmp_path, "runs/*")
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    # 16 prompts in batches of 8 are two iterations; the first validation is iteration 0.
-    assert [row["iteration"] for row in rows] == ["0.0", "1.0", "2.0"]
+    # 16 prompts in batches of 8 are two iterations; validations are before and behind them.
+    assert [row["iteration"] for row in rows] == ["0.0", "1.0", "2.0", "2.0"]
     # Three samples, once.
     assert [row["iteration"] for row in lines(folder / "samples.jsonl")] == [1, 1, 1]
     assert output.count("validation after iteration 0") == 1
@@ -75,6 +76,17 @@ def test_fit_and_predict(run_alone, tmp_path, strategy):
     # The first of two is removed, be it a file or a folder.
     each = sorted(path.name for path in (tmp_path / "each").iterdir())
     assert each == ["iteration=2.ckpt", "last.ckpt"]
+
+    # From a checkpoint that the last validation and the export came after.
+    output = run_alone(*fit, "--ckpt_path", "each/last.ckpt")
+    assert "no iteration is left" in output
+    (again,) = [path for path in tmp_path.glob("runs/*") if path != folder]
+    with (again / "metrics.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row == {name: rows[-1][name] for name in row}
+    for file in (folder / "export").iterdir():
+        assert (again / "export" / file.name).read_bytes() == file.read_bytes()
+
     unfinished = folder / "checkpoints" / "iteration=9.ckpt"
     if strategy == "fsdp2":
         shutil.copytree(folder / "checkpoints" / "last.ckpt", unfinished)

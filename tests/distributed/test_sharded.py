@@ -44,7 +44,7 @@ RESUMED = ["ddp", "fsdp2", "fsdp2_file", "deepspeed_3"]
 BIT_FOR_BIT = [
     f"{strategy}/ppo_adamw{suffix}"
     for strategy in RESUMED
-    for suffix in ("", "_resumed_1", "_resumed_2")
+    for suffix in ("", "_resumed_1", "_resumed_2", "_over")
     if f"{strategy}/ppo_adamw{suffix}" not in WITH_ADAM
 ]
 DAMAGED = [f"{strategy}/damaged" for strategy in RESUMED]
@@ -199,6 +199,19 @@ def test_resumed_run_is_the_uninterrupted_one_bit_for_bit(results, strategy, ite
             assert torch.equal(part, expected)
         for row, expected in zip(resumed["metrics"], whole["metrics"][iteration:], strict=True):
             assert without_times(row) == without_times(expected)
+
+
+@pytest.mark.parametrize("strategy", RESUMED)
+def test_resumed_run_that_is_over_is_exported(results, strategy):
+    """Its weights are those of the run of three iterations behind the second, of 4 updates each."""
+    prefix = "" if strategy == "ddp" else f"{strategy}/"
+    model = AutoModelForCausalLM.from_pretrained(results.folder / f"over-{strategy}-2")
+    for result in results.two:
+        over, whole = result[f"{prefix}ppo_adamw_over"], result[f"{prefix}ppo_adamw"]
+        assert over["responses"] == []
+        assert over["weights"].double().sum().item() == whole["updates"][7][1]
+        exported = weights_of(model)
+        assert torch.equal(exported, over["weights"][: len(exported)])
 
 
 def without_times(row):

@@ -53,23 +53,17 @@ from lit_rl.data import PromptDataModule
 from lit_rl.evaluation import Evaluation
 from lit_rl.generation import Generator, SamplingSettings
 from lit_rl.kl_penalties import KLInReward
-from lit_rl.models import LoRA, RandomCausalLM, SharedTrunk, policy
+from lit_rl.models import LoRA, SharedTrunk, policy
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.rewards import PythonFunction, WeightedSum
 from lit_rl.strategies import FSDP2, DeepSpeedOnCPU
 from lit_rl.tasks import Task
 from lit_rl.types import Rollout
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.2,
-}
+sys.path.insert(0, str(Path(__file__).parent.parent / "shared"))
+
+from tiny_job import TRAINER, build_source, num_fives
+
 WORLD_SIZE, RANK = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "LOCAL_RANK"))
 # One process takes each minibatch whole, two of them in many small pieces.
 MICRO_BATCH_TOKENS = 24 if WORLD_SIZE > 1 else 10_000
@@ -91,11 +85,6 @@ class Numbers(Task):
     def _data_set(self, numbers: tuple[int, ...]) -> Dataset:
         texts = [str(number) for number in numbers]
         return Dataset.from_dict({"prompt": [f"{t}>" for t in texts], "answer": texts})
-
-
-def num_fives(responses: list[str]) -> list[float]:
-    """A reward with signal in almost every group of random digits."""
-    return [float(response.count("5") + 2 * response.count("7")) for response in responses]
 
 
 def after_long_prompts(prompts: list[str], responses: list[str]) -> list[float]:
@@ -222,7 +211,7 @@ class Recorder(RLCallback):
 
 def build_module(kind: type[PolicyGradient] = GRPO, **settings: Any) -> PolicyGradient:
     defaults = {
-        "source": RandomCausalLM(alphabet="0123456789>", config=LLAMA),
+        "source": build_source(),
         "reward": PythonFunction(num_fives),
         "group_size": 4,
         "sampling": SamplingSettings(max_new_tokens=8),
@@ -269,20 +258,12 @@ def build_strategy(name: str) -> Strategy:
 
 def build_trainer(strategy: str = "ddp", **settings: Any) -> L.Trainer:
     defaults = {
-        "accelerator": "cpu",
+        **TRAINER,
         "devices": WORLD_SIZE,
         "strategy": build_strategy(strategy),
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
         "plugins": [VerifiedCheckpointIO()],
-        "use_distributed_sampler": False,
-        "inference_mode": False,
-        "num_sanity_val_steps": 0,
         "val_check_interval": 1,
         "check_val_every_n_epoch": None,
-        "max_epochs": -1,
     }
     return L.Trainer(**{**defaults, **settings})
 
@@ -430,6 +411,13 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         "ppo_adamw": partial(adamw, checkpoints=dict(enumerate(adamw_files, start=1))),
         "ppo_adamw_resumed_1": partial(adamw, resume=adamw_files[0]),
         "ppo_adamw_resumed_2": partial(adamw, resume=adamw_files[1]),
+        # No iteration is left.
+        "ppo_adamw_over": partial(
+            adamw,
+            iterations=2,
+            resume=adamw_files[1],
+            export=folder / f"over-{strategy}-{WORLD_SIZE}",
+        ),
         "skipped_loss": partial(skipping, where="loss"),
         "skipped_gradient": partial(skipping, where="gradient"),
         "nothing_skipped": partial(skipping, where=None),

@@ -22,10 +22,15 @@ def test_twenty_kills_change_nothing(run_python):
     assert {"rollout", "update", "checkpoint"} <= set(report["killed in"])
 
 
-def test_a_kill_in_a_validation_loses_no_row_of_it(run_python):
-    """In that of iteration 3, within an epoch, and that of 4, at the end of one."""
-    report = run_python(Path(__file__).with_name("validations.py"), 3, 4, seconds=100)
-    assert report == {"3": [], "4": []}
+def test_a_kill_behind_an_iteration_loses_neither_a_validation_nor_the_export(run_python):
+    """Rows of metrics and export are those of the run left alone, of 8 iterations, 4 per epoch.
+
+    In the validation of iteration 3, within an epoch, of 4, at the end of one, and of 8, the last;
+    in the export, with a validation due by the last checkpoint, and with none.
+    """
+    moments = ["validation:1:3", "validation:1:4", "validation:2:4", "export:1:4", "export:1:3"]
+    report = run_python(Path(__file__).with_name("ends.py"), *moments, seconds=150)
+    assert report == {moment: [] for moment in moments}
 
 
 def test_every_algorithm_resumes_within_an_epoch(run_python):

@@ -2,25 +2,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lit_rl.models import RandomCausalLM
 from lit_rl.types import Prompts
-
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 64,
-}
+from tiny_job import TWO_LAYERS, build_source
 
 
 @pytest.fixture
 def source():
     """A tiny random Llama over digits and ">": ids 0, 1, 2 are pad, begin, end; "0" is 3."""
-    return RandomCausalLM(LLAMA, "0123456789>")
+    return build_source({"model_type": "llama", **TWO_LAYERS})
 
 
 @pytest.fixture

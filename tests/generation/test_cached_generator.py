@@ -18,21 +18,13 @@ from lit_rl.generation import (
 from lit_rl.generation.group_cache import GroupCache, PromptCache
 from lit_rl.models import Policy, RandomCausalLM
 from lit_rl.models.packing import PackedSequences
+from tiny_job import TWO_LAYERS
 
 ROWS = [[1, 4, 13], [1, 4, 5, 6, 13], [1, 12, 13], [1, 4, 13]]  # "1>", "123>", "9>", "1>"
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 64,
-}
+SMALL = {**TWO_LAYERS, "head_dim": 8}
 MODELS = {
     "llama": SMALL,
-    "qwen2": {name: value for name, value in SMALL.items() if name != "head_dim"},
+    "qwen2": TWO_LAYERS,
     "qwen3": SMALL,
     "gemma": SMALL,
     # Each window is shorter than prompt and response; gemma2 and 3 have layers of both kinds.

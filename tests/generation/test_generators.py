@@ -9,23 +9,14 @@ from transformers import GenerationConfig
 from lit_rl.generation import CachedGenerator, SamplingSettings, TransformersGenerator
 from lit_rl.models import Policy, RandomCausalLM
 from lit_rl.types import Sequences
+from tiny_job import TWO_LAYERS
 
 ROWS = [[1, 4, 13], [1, 4, 5, 6, 13], [1, 12, 13]]  # "1>", "123>", "9>"
 TEN = SamplingSettings(max_new_tokens=10)
 OTHER_ARCHITECTURES = [
     {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
     {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
-    {
-        "model_type": "gemma2",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "initializer_range": 0.2,
-        "final_logit_softcapping": 1.0,
-    },
+    {"model_type": "gemma2", **TWO_LAYERS, "head_dim": 8, "final_logit_softcapping": 1.0},
 ]
 
 

@@ -2,36 +2,17 @@ import pytest
 import torch
 
 from lit_rl.models import Adapter, Policy, RandomCausalLM
-
-WITH_ROTATION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 64,
-}
+from tiny_job import TWO_LAYERS
 
 ARCHITECTURES = {
-    "qwen2": WITH_ROTATION,
-    "qwen3": {**WITH_ROTATION, "head_dim": 8},
-    "gemma": {**WITH_ROTATION, "head_dim": 8},
-    "mistral": {**WITH_ROTATION, "sliding_window": 4},
-    "llama": WITH_ROTATION,
+    "qwen2": TWO_LAYERS,
+    "qwen3": {**TWO_LAYERS, "head_dim": 8},
+    "gemma": {**TWO_LAYERS, "head_dim": 8},
+    "mistral": {**TWO_LAYERS, "sliding_window": 4},
+    "llama": TWO_LAYERS,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2},
     # The cap, the scale and the divisor are far from what leaves logits as they are.
-    "gemma2": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "initializer_range": 0.2,
-        "max_position_embeddings": 64,
-        "final_logit_softcapping": 1.0,
-    },
+    "gemma2": {**TWO_LAYERS, "head_dim": 8, "final_logit_softcapping": 1.0},
     "cohere": {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -41,16 +22,7 @@ ARCHITECTURES = {
         "max_position_embeddings": 64,
         "logit_scale": 0.25,
     },
-    "granite": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.2,
-        "max_position_embeddings": 64,
-        "logits_scaling": 4.0,
-    },
+    "granite": {**TWO_LAYERS, "logits_scaling": 4.0},
     # Projects its hidden states behind the last layer.
     "opt": {
         "hidden_size": 32,

@@ -7,7 +7,6 @@ import torch
 from lit_rl.advantages import group_normalized
 from lit_rl.aggregations import SequenceMean, TokenMean, Totals
 from lit_rl.policy_losses import ClippedSurrogate, binding_clips, clipped_surrogate
-from lit_rl.types import Experience
 
 NAN = torch.nan
 
@@ -115,21 +114,7 @@ def test_a_clip_is_counted_where_it_binds(ratio, advantage, dual_clip, binding):
     assert (gradient == 0) == (bool(binding) or advantage == 0)
 
 
-def experience(old_log_probs, advantages, mask):
-    rollouts, tokens = mask.shape
-    return Experience(
-        prompt_ids=torch.ones(rollouts, 1, dtype=torch.long),
-        prompt_mask=torch.ones(rollouts, 1, dtype=torch.bool),
-        response_ids=torch.zeros(rollouts, tokens, dtype=torch.long),
-        mask=mask,
-        sampler_log_probs=old_log_probs,
-        advantages=advantages,
-        old_log_probs=old_log_probs,
-        ref_log_probs=None,
-    )
-
-
-def test_the_clip_fraction_counts_binding_tokens_among_those_that_count():
+def test_the_clip_fraction_counts_binding_tokens_among_those_that_count(experience):
     mask = torch.tensor([[True, True, False, False]])
     batch = experience(torch.zeros(1, 4), torch.tensor([[1.0, -1.0, 1.0, NAN]]), mask)
     clipped = ClippedSurrogate().clipped(torch.full((1, 4), math.log(1.5)), batch)
@@ -145,7 +130,7 @@ def test_the_clip_fraction_counts_binding_tokens_among_those_that_count():
     }
 
 
-def test_the_settings_reach_the_loss():
+def test_the_settings_reach_the_loss(experience):
     mask = torch.ones(1, 3, dtype=torch.bool)
     batch = experience(torch.zeros(1, 3), torch.tensor([[1.0, -1.0, -1.0]]), mask)
     log_probs = torch.tensor([[1.5, 0.5, 5.0]]).log()
@@ -170,7 +155,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
         ClippedSurrogate(**settings)
 
 
-def test_the_mean_over_a_sequence_leaves_padding_out():
+def test_the_mean_over_a_sequence_leaves_padding_out(experience):
     mask = torch.tensor([[True, True, False, False]])
     batch = experience(torch.zeros(1, 4), torch.tensor([[1.0, 1.0, 10.0, 10.0]]), mask)
     loss = ClippedSurrogate()(torch.zeros(1, 4), batch)
@@ -183,7 +168,7 @@ def test_the_mean_over_a_sequence_leaves_padding_out():
     # A = +-0.7071. Equal lengths cancel; with 1 and 3 tokens -(0.7071 - 3 * 0.7071) / 4 = 0.35355.
     [([2, 2], 0.0), ([1, 3], 0.35355)],
 )
-def test_a_loss_of_zero_at_equal_policies_still_has_a_gradient(lengths, token_mean):
+def test_a_loss_of_zero_at_equal_policies_still_has_a_gradient(lengths, token_mean, experience):
     valid = torch.tensor([True, True])
     rewards = group_normalized(torch.tensor([1.0, 0.0]), 2, valid=valid, epsilon=1e-6)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]

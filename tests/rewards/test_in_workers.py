@@ -222,6 +222,24 @@ def test_a_reward_that_is_not_importable_in_the_worker_is_an_error_at_the_start(
         reward.setup()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_models_of_the_reward_are_those_that_the_workers_have_read(unsafe, rollout_of, tmp_path):
+    """A worker that takes the place of another must not judge with other weights."""
+    weights = tmp_path / "weights"
+    weights.write_text("1" * 64)
+    reward = InWorkers(unsafe.Judge(str(weights)), on_error="exclude")
+    reward.setup()
+    assert reward.models == {"judge": "1" * 64}
+    weights.write_text("2" * 64)
+    rollout = rollout_of(["exits", "ab"], columns={"folder": ("",) * 2})
+    with pytest.raises(ValueError, match=r"weights of \['judge'\] changed while the run went on"):
+        reward.values(rollout)
+    reward.setup()
+    assert reward.models == {"judge": "2" * 64}
+    reward.teardown()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

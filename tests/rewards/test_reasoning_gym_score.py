@@ -1,17 +1,8 @@
 import pytest
-from jaxtyping import config
 
 pytest.importorskip("reasoning_gym")
 from lit_rl.rewards import ReasoningGymScore
 from lit_rl.tasks import ReasoningGym
-
-
-@pytest.fixture
-def without_type_checks():
-    """As outside the tests, where annotations are not enforced."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

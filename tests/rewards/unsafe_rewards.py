@@ -4,6 +4,9 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
+
+from lit_rl.rewards import Reward
 
 KEPT = []
 
@@ -109,3 +112,17 @@ class NeverReady:
 
     def __call__(self, responses):
         return [0.0] * len(responses)
+
+
+class Judge(Reward):
+    """A reward with a frozen model: its weights stand in a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    @property
+    def models(self):
+        return {"judge": Path(self.file).read_text()}
+
+    def values(self, rollout):
+        return obeys(rollout.responses, rollout.columns["folder"])
