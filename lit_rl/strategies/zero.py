@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from logging import ERROR
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
@@ -28,6 +28,8 @@ from lit_rl.strategies.clipping import ROUNDING, let_rest
 from lit_rl.strategies.replicas import joined
 from lit_rl.strategies.sealed_folder import replacing_folder, verify_together
 from lit_rl.strategies.sharded import ShardedParallelism
+
+T = TypeVar("T")
 
 EVERYTHING = 10**12
 """Weights that form one piece of an optimizer step: all of a parameter group."""
@@ -187,6 +189,10 @@ class ZeRO(ShardedParallelism):
     def cuts_weights(self) -> bool:
         """Whether weights are kept in parts, not only gradients and the optimizer's state."""
         return self.strategy.stage == 3
+
+    def of_rank_0(self, function: Callable[[], T], shared: nn.Module | None = None) -> T:
+        """Return what every rank computes: the engine wants all models whole."""
+        return function()
 
     @contextmanager
     def building(self) -> Iterator[None]:
