@@ -154,14 +154,15 @@ class PolicyModule(L.LightningModule):
         """Build the models and put them where the strategy keeps them."""
         with self.parallelism.building():
             self.build_models()
-        self.save_memory()
-        self.pack(self.packing)
-        if self.adapter is not None and not self.parallelism.weights_are_whole:
-            _ = self.base_fingerprint  # as long as the base is whole
-        if self._reference:
-            self.take_fingerprint(self._reference[0])
-            self._reference = [self.parallelism.placed_reference(self._reference[0], self.policy)]
-        self.parallelism.place(self.learners)
+            self.save_memory()
+            self.pack(self.packing)
+            if self.adapter is not None and not self.parallelism.weights_are_whole:
+                _ = self.base_fingerprint  # as long as the base is whole
+            if self._reference:
+                reference = self._reference[0]
+                self.take_fingerprint(reference)
+                self._reference = [self.parallelism.placed_reference(reference, self.policy)]
+            self.parallelism.place(self.learners)
 
     def build_models(self) -> None:
         """Build the policy; to train it, also the reference where a KL term needs one."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_rl.checkpoints import VerifiedCheckpointIO
 from lit_rl.models.response_states import ResponseReader
-from lit_rl.strategies.rank_zero import handed_out, without_numbers
+from lit_rl.strategies.rank_zero import exchanged, forget_unplaced, handed_out, without_numbers
 from lit_rl.strategies.sealed_folder import replacing_folder, verify_together
 from lit_rl.strategies.sharded import ShardedParallelism
 
@@ -69,6 +69,11 @@ class FSDP2(ModelParallelStrategy):
         """
         verify_together(Path(self.broadcast(checkpoint_path)), self)
         return super().load_checkpoint(checkpoint_path, weights_only)
+
+    def teardown(self) -> None:
+        """Clean up, also behind an error."""
+        forget_unplaced(self.lightning_module)
+        super().teardown()
 
 
 class Pass(nn.Module):
@@ -146,16 +151,8 @@ def _taken_weights(learners: Sequence[nn.Module]) -> list[Tensor]:
     What a model shares with another, the base beneath adapters, becomes its own: its parts are then
     kept once per model.
     """
-    weights: list[Tensor] = []
-    for model in learners:
-        empty: dict[int, nn.Parameter] = {}
-        for module in model.modules():
-            named = module.named_parameters(recurse=False, remove_duplicate=False)
-            for name, parameter in [*named]:
-                if id(parameter) not in empty:
-                    weights.append(parameter)
-                    empty[id(parameter)] = without_numbers(
-                        parameter.shape, parameter.dtype, parameter.requires_grad
-                    )
-                module.register_parameter(name, empty[id(parameter)])
-    return weights
+
+    def empty(parameter: nn.Parameter) -> nn.Parameter:
+        return without_numbers(parameter.shape, parameter.dtype, parameter.requires_grad)
+
+    return [old.detach() for model in learners for old, _ in exchanged(model, empty)]

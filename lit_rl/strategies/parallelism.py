@@ -24,8 +24,8 @@ class Parallelism:
 
     A strategy that keeps weights otherwise is a subclass. A loop has to
 
-    - build its models in `building` by `of_rank_0`, and hand them to `placed_reference` and
-      `place`;
+    - build its models in `building` by `of_rank_0`, and hand them there to `placed_reference`
+      and `place`;
     - sample and score with what `whole` gives, in as many passes as it likes;
     - run each pass with gradient by `run`, in equal numbers on all ranks, and its backward pass
       within `accumulate`;
@@ -73,7 +73,7 @@ class Parallelism:
         """
 
     def building(self) -> AbstractContextManager[None]:
-        """Return a context in which models are built, whole and on the CPU."""
+        """Return a context in which models are built, whole and on the CPU, and placed."""
         return nullcontext()
 
     def of_rank_0(self, function: Callable[[], T], shared: nn.Module | None = None) -> T:

@@ -68,6 +68,32 @@ def without_numbers(
     return nn.Parameter(empty, requires_grad=requires_grad)
 
 
+def exchanged(
+    module: nn.Module, exchange: Callable[[nn.Parameter], nn.Parameter]
+) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    """Yield each parameter with the one that takes its place; what was shared stays shared.
+
+    Args:
+        module: its parameters are exchanged one by one, in their order.
+        exchange: returns a new parameter, or the same.
+    """
+    known: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
+            is_first = old not in known
+            new = known.setdefault(old, exchange(old)) if is_first else known[old]
+            part.register_parameter(name, new)
+            if is_first:
+                yield old, new
+
+
+def forget_unplaced(module: nn.Module | None) -> None:
+    """Remove models that an error left without numbers: whoever moves them hides that error."""
+    for name, child in [*module.named_children()] if module is not None else []:
+        if any(parameter.is_meta for parameter in child.parameters()):
+            delattr(module, name)
+
+
 def written(value: object, shared: nn.Module | None = None) -> bytes:
     """Return what `read` reads: a value with everything but the numbers of parameters.
 

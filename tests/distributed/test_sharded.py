@@ -23,11 +23,14 @@ WEIGHTS_IN_SHARDS = [
     "dapo",
     "reference_sync",
     "reference_sync_resumed",
+    "tied",
+    "pretrained",
+    "built_before",
 ]
-# Of which rank 0 alone builds the models.
-BUILT_BY_RANK_0 = ["tied", "pretrained", "built_before"]
+WITH_RANK_0 = ["fsdp2", "deepspeed_3"]
+BUILDING = ["built", "adapter refused", "critic refused"]
 STRATEGIES = {
-    "fsdp2": [*EVERYWHERE, *WEIGHTS_IN_SHARDS, *BUILT_BY_RANK_0],
+    "fsdp2": [*EVERYWHERE, *WEIGHTS_IN_SHARDS],
     "deepspeed_1": EVERYWHERE,
     "deepspeed_2": EVERYWHERE,
     "deepspeed_3": [*EVERYWHERE, *WEIGHTS_IN_SHARDS],
@@ -56,7 +59,7 @@ REFUSING = ["fsdp2/trpo refused", "deepspeed_2/trpo refused"]
 @pytest.fixture(scope="module")
 def results(run_scenarios):
     """All strategies in one launch of two processes; then one process reads what they wrote."""
-    compared = (*EVERYWHERE, *WEIGHTS_IN_SHARDS, *BUILT_BY_RANK_0, "ppo_adamw", "predict", "built")
+    compared = (*EVERYWHERE, *WEIGHTS_IN_SHARDS, "ppo_adamw", "predict", "built")
     alone = [f"ddp/{name}" for name in compared]
     written = ["fsdp2/resumed", "ddp/predict_resumed"]
     return run_scenarios(
@@ -72,8 +75,7 @@ def results(run_scenarios):
             *DAMAGED,
             "ddp/ppo",  # whose checkpoints one process reads as usual
             "ddp/reference_sync",
-            "fsdp2/built",
-            "fsdp2/built refused",
+            *(f"{strategy}/{name}" for strategy in WITH_RANK_0 for name in BUILDING),
         ],
         [*alone, *written, "deepspeed_2/resume refused"],
     )
@@ -92,12 +94,13 @@ def test_two_processes_train_the_weights_of_one(results, case):
     assert (one["weights"] - one["initial"]).abs().max() > 0.01
 
 
-def test_rank_0_alone_builds_models_whole(results):
+@pytest.mark.parametrize("strategy", WITH_RANK_0)
+def test_rank_0_alone_builds_models_whole(results, strategy):
     """Policy, critic and reference: the other rank has their numbers, but never room for all.
 
     In the end each keeps half of them. Rank 0 holds them whole and its half of a model besides.
     """
-    one, *two = (results.one["built"], *(result["fsdp2/built"] for result in results.two))
+    one, *two = (results.one["built"], *(result[f"{strategy}/built"] for result in results.two))
     for ranks in two:
         assert ranks["hashes"] == one["hashes"]
         assert ranks["reference"] == one["reference"] == one["hashes"][2]
@@ -106,9 +109,13 @@ def test_rank_0_alone_builds_models_whole(results):
     assert two[1]["peak"] < 0.75 * one["bytes"]
 
 
-def test_models_that_rank_0_cannot_build_are_refused_by_all(results):
+@pytest.mark.parametrize("strategy", WITH_RANK_0)
+def test_models_that_rank_0_cannot_build_are_refused_by_all(results, strategy):
+    """The second error comes when the other rank has a policy without numbers already."""
     for result in results.two:
-        assert "['nowhere'] is no linear layer of LlamaForCausalLM" in result["fsdp2/built refused"]
+        adapter, critic = (result[f"{strategy}/{name} refused"] for name in ("adapter", "critic"))
+        assert "['nowhere'] is no linear layer of LlamaForCausalLM" in adapter
+        assert critic == "there is no critic"
 
 
 @pytest.mark.parametrize("case", WITH_ADAM)

@@ -57,6 +57,7 @@ from lit_rl.functional import fingerprint
 from lit_rl.generation import Generator, SamplingSettings
 from lit_rl.kl_penalties import KLInReward
 from lit_rl.models import (
+    CriticSource,
     LoRA,
     PretrainedBackbone,
     PretrainedCausalLM,
@@ -194,6 +195,25 @@ class NotFinite(PPO):
             output.log_probs.register_hook(lambda gradient: gradient * math.nan)
         loss = super().loss(output, experience, totals)
         return loss * math.nan if self.broken and self.where == "loss" else loss
+
+
+class Measured(PPO):
+    """PPO that keeps how much the resident memory grew at most while models were built."""
+
+    def configure_model(self) -> None:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        super().configure_model()
+        self.peak = resident("VmHWM") - before
+
+
+class NoCritic(CriticSource):
+    """A critic that cannot be built."""
+
+    def critic(self, policy, tokenizer):
+        raise ValueError("there is no critic")
 
 
 class Recorder(RLCallback):
@@ -348,14 +368,8 @@ def train(
 
 def built(strategy: str = "ddp", **settings: Any) -> dict[str, Any]:
     """Build models and return hashes of their weights, their bytes and the memory it took."""
-    module = build_module(**settings)
-    trainer = build_trainer(strategy, max_steps=0)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    trainer.fit(module, build_data())
-    peak = resident("VmHWM") - before
+    module: Any = build_module(Measured, **settings)
+    build_trainer(strategy, max_steps=0).fit(module, build_data())
     models = [*module.learners, module.reference]
     hashes, size = [], 0
     for model in models:
@@ -363,7 +377,7 @@ def built(strategy: str = "ddp", **settings: Any) -> dict[str, Any]:
             hashes.append(fingerprint(dict(whole.named_parameters())))
             size += sum(p.numel() * p.dtype.itemsize for p in whole.parameters())
     of_reference = module.reference_fingerprint
-    return {"hashes": hashes, "bytes": size, "peak": peak, "reference": of_reference}
+    return {"hashes": hashes, "bytes": size, "peak": module.peak, "reference": of_reference}
 
 
 def resident(name: str) -> int:
@@ -528,7 +542,6 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         "resumed": partial(grpo, resume=grpo_file),
         "built": partial(
             built,
-            kind=PPO,
             kl_coef=0.1,
             source=RandomCausalLM(alphabet="0123456789>", config=LARGE),
         ),
@@ -552,7 +565,8 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         "odd batch": partial(refusal, {"batch_size": 5}, {}),
         "two samplers": partial(refusal, {}, {"use_distributed_sampler": True}),
         "trpo refused": partial(refusal, {}, {}, kind=TRPO),
-        "built refused": partial(refusal, {}, {}, adapter=LoRA(target_modules=["nowhere"])),
+        "adapter refused": partial(refusal, {}, {}, adapter=LoRA(target_modules=["nowhere"])),
+        "critic refused": partial(refusal, {}, {}, kind=PPO, critic=NoCritic()),
         "damaged": partial(damaged, adamw_files[0], kind=PPO),
     }
     return both | only_two | {"resume refused": partial(refusal, {}, {}, resume=grpo_file)}
