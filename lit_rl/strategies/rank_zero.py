@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from transformers.dynamic_module_utils import init_hf_modules
 
 T = TypeVar("T")
 
@@ -113,6 +114,7 @@ def read(content: bytes, shared: nn.Module | None = None) -> Any:
         content: what `written` returned.
         shared: a module whose parameters are put where those of the writer's were.
     """
+    init_hf_modules()  # lets Python find code that came with a model
     return _Reader(io.BytesIO(content), shared).load()
 
 

@@ -1,5 +1,10 @@
 """What is sent of a model: all but the numbers of its weights."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -86,3 +91,54 @@ def test_a_received_critic_stands_upon_the_base_of_the_policy_that_is_there_alre
     own = [p for p in received.parameters() if id(p) not in base]
     assert own
     assert all(parameter.requires_grad for parameter in own)
+
+
+MODELING = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class MyConfig(LlamaConfig):
+    model_type = "mine"
+
+class MyModel(LlamaForCausalLM):
+    config_class = MyConfig
+"""
+WRITES = """
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+from lit_rl.strategies.rank_zero import written
+model = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=True)
+Path("content").write_bytes(written(model))
+"""
+READS = """
+from pathlib import Path
+from lit_rl.strategies.rank_zero import read
+model = read(Path("content").read_bytes())
+print(type(model).__name__, model.config.hidden_size)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_model_with_code_of_its_own_is_read_by_a_process_that_never_loaded_it(tmp_path):
+    """As with `trust_remote_code`: the code lies in a folder that processes of a machine share."""
+    folder = tmp_path / "model"
+    source("llama").model(seed=1).save_pretrained(folder)
+    (folder / "modeling_mine.py").write_text(MODELING)
+    config = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "MyConfig", "AutoModelForCausalLM": "MyModel"}
+    config |= {
+        "model_type": "mine",
+        "auto_map": {auto: f"modeling_mine.{name}" for auto, name in classes.items()},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "code"), "HF_HUB_OFFLINE": "1"}
+    for script in (WRITES, READS):
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.split() == ["MyModel", "16"]
