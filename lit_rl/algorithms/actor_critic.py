@@ -101,10 +101,9 @@ class ActorCritic(PolicyGradient):
         """Build the policy; to train it, also the critic."""
         super().build_models()
         if self.is_for_training and not hasattr(self, "critic"):
-            self.critic = self.critic_source.critic(self.policy, self.tokenizer)
-            if self.gradient_checkpointing:
-                self.critic.enable_gradient_checkpointing()
-            self.critic.offloads = self.activation_offload
+            self.critic = self.parallelism.of_rank_0(
+                lambda: self.critic_source.critic(self.policy, self.tokenizer), shared=self.policy
+            )
 
     @property
     def learners(self) -> list[ResponseReader]:

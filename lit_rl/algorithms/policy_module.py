@@ -167,25 +167,24 @@ class PolicyModule(L.LightningModule):
         """Build the models and put them where the strategy keeps them."""
         with self.parallelism.building():
             self.build_models()
-        self.pack(self.packing)
-        self.use_flex_attention(self.flex_attention)
-        if self.adapter is not None and not self.parallelism.weights_are_whole:
-            _ = self.base_fingerprint  # as long as the base is whole
-        if self._reference:
-            self.take_fingerprint(self._reference[0])
-            self._reference = [self.parallelism.placed_reference(self._reference[0], self.policy)]
-        self.parallelism.place(self.learners)
+            self.save_memory()
+            self.pack(self.packing)
+            self.use_flex_attention(self.flex_attention)
+            if self.adapter is not None and not self.parallelism.weights_are_whole:
+                _ = self.base_fingerprint  # as long as the base is whole
+            if self._reference:
+                reference = self._reference[0]
+                self.take_fingerprint(reference)
+                self._reference = [self.parallelism.placed_reference(reference, self.policy)]
+            self.parallelism.place(self.learners)
 
     def build_models(self) -> None:
         """Build the policy; to train it, also the reference where a KL term needs one."""
         initial: Policy | None = None
         if not hasattr(self, "policy"):
-            initial = self.policy = self.initial_policy()
-            if self.gradient_checkpointing:
-                self.policy.enable_gradient_checkpointing()
-            self.policy.offloads = self.activation_offload
+            initial = self.policy = self.parallelism.of_rank_0(self.initial_policy)
         if self.is_for_training and self._reference is None:
-            initial = initial or self.initial_policy()
+            initial = initial or self.parallelism.of_rank_0(self.initial_policy)
             self._reference = [self.reference_to(initial)] if self.uses_reference else []
 
     def take_fingerprint(self, reference: Policy) -> None:
@@ -197,7 +196,7 @@ class PolicyModule(L.LightningModule):
         if self.reference_fingerprint is None and not is_base:
             shared = set(self.policy.parameters())
             own = {name: p for name, p in reference.named_parameters() if p not in shared}
-            self.reference_fingerprint = fingerprint(own)
+            self.reference_fingerprint = self.parallelism.of_rank_0(lambda: fingerprint(own))
 
     def initial_policy(self) -> Policy:
         """Return a new policy, as it is before training."""
@@ -224,6 +223,14 @@ class PolicyModule(L.LightningModule):
     def readers(self) -> list[ResponseReader]:
         """The models that read responses."""
         return [self.policy, *(self._reference or [])]
+
+    def save_memory(self) -> None:
+        """Let models that are trained keep fewer activations, if the settings say so."""
+        for learner in self.learners:
+            learner.offloads = self.activation_offload
+            if self.gradient_checkpointing and not learner.recomputes:
+                learner.enable_gradient_checkpointing()
+                learner.recomputes = True
 
     def pack(self, packs: bool) -> None:
         """Let every model read packed rows where it can, or none."""
@@ -303,7 +310,7 @@ class PolicyModule(L.LightningModule):
     @cached_property
     def base_fingerprint(self) -> str:
         """A hash of the frozen weights beneath the adapters."""
-        return base_fingerprint(self.policy)
+        return self.parallelism.of_rank_0(lambda: base_fingerprint(self.policy))
 
     def sample(
         self,

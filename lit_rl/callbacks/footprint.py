@@ -38,11 +38,12 @@ class Strategy:
     Attributes:
         name: of the file in configs/strategy.
         cuts_state: whether the state of the optimizer is cut.
-        cuts_gradients: whether gradients are.
+        cuts_gradients: whether gradients are, from the first micro-batch of a step on; those of
+            FSDP2 add up whole until the last is reduced.
         cuts_weights: whether weights are, those of the reference included.
-        second_gradients: whether gradients of micro-batches lie whole beside those that are
-            reduced: in the buckets of DDP, and in what FSDP2 adds up.
+        second_gradients: whether gradients lie whole a second time, in the buckets of DDP.
         second_weights: whether the optimizer has a copy of the weights, in parts.
+        second_base: whether a critic with an adapter has a base of its own.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Strategy:
     cuts_weights: bool = False
     second_gradients: bool = False
     second_weights: bool = False
+    second_base: bool = False
 
 
 ALONE = Strategy("auto")
@@ -59,7 +61,7 @@ STRATEGIES = (
     Strategy("deepspeed_1", cuts_state=True, second_weights=True),
     Strategy("deepspeed_2", cuts_state=True, cuts_gradients=True, second_weights=True),
     Strategy("deepspeed_3", True, True, True, second_weights=True),
-    Strategy("fsdp2", True, True, True, second_gradients=True),
+    Strategy("fsdp2", cuts_state=True, cuts_weights=True, second_base=True),
 )
 
 
@@ -80,6 +82,7 @@ class ModelSize:
 
     Attributes:
         weights: all weights.
+        base: those beneath an adapter.
         trained: those that are trained; as much for gradients.
         state: the optimizer's state.
         layer: the largest layer.
@@ -89,6 +92,7 @@ class ModelSize:
     """
 
     weights: int
+    base: int
     trained: int
     state: int
     layer: int
@@ -124,10 +128,11 @@ class Footprint:
         weights = devices if strategy.cuts_weights else 1
         models = [self.policy, *([self.critic] if self.critic else [])]
         trained = sum(model.trained for model in models)
+        shared = 0 if self.critic is None or strategy.second_base else self.critic.base
         kept_twice = trained if strategy.second_gradients and devices > 1 else 0
         parts: dict[str, float] = {
             "weights": self.policy.weights / weights,
-            "critic": self.critic.weights / weights if self.critic else 0,
+            "critic": (self.critic.weights - shared) / weights if self.critic else 0,
             "reference": self.reference / weights,
             "gradients": trained / gradients + kept_twice,
             "optimizer": sum(model.state for model in models) / state
@@ -249,6 +254,7 @@ def _size(model: Any, state_ratio: float, activations: int) -> ModelSize:
     trained = _bytes(p for p in parameters if p.requires_grad)
     return ModelSize(
         weights=_bytes(parameters),
+        base=_bytes(base_parameters(model)),
         trained=trained,
         state=int(trained * state_ratio),
         layer=max(_bytes(layer.parameters()) for layer in layers),

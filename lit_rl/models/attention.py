@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -108,7 +109,13 @@ def same_attention(
     config: PretrainedConfig,
 ) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
     """Return the `context_fn` of a checkpoint: recomputation has the plan of its forward pass."""
-    return lambda: (nullcontext(), PlannedAttention(config, _PLAN.get()))
+    return partial(_same_attention, config)
+
+
+def _same_attention(
+    config: PretrainedConfig,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), PlannedAttention(config, _PLAN.get())
 
 
 def attention(

@@ -121,15 +121,21 @@ class ResponseReader(nn.Module):
         packs: whether its passes are packed, see `response_states`.
         plan: computes the attention of a packed pass.
         offloads: whether what the backward pass needs waits in host memory.
+        recomputes: whether gradient checkpointing was enabled.
     """
 
     packs: bool
     plan: PackedPlan = PackedAttention
     offloads = False
+    recomputes = False
 
     @property
     def base_model(self) -> PreTrainedModel:
         """The Hugging Face model without its head."""
+        raise NotImplementedError
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute the layers' activations in the backward pass of training mode."""
         raise NotImplementedError
 
     @property

@@ -6,14 +6,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_rl.checkpoints import VerifiedCheckpointIO
 from lit_rl.models.response_states import ResponseReader
+from lit_rl.strategies.rank_zero import exchanged, forget_unplaced, handed_out, without_numbers
 from lit_rl.strategies.sealed_folder import replacing_folder, verify_together
 from lit_rl.strategies.sharded import ShardedParallelism
 
@@ -68,6 +70,11 @@ class FSDP2(ModelParallelStrategy):
         verify_together(Path(self.broadcast(checkpoint_path)), self)
         return super().load_checkpoint(checkpoint_path, weights_only)
 
+    def teardown(self) -> None:
+        """Clean up, also behind an error."""
+        forget_unplaced(self.lightning_module)
+        super().teardown()
+
 
 class Pass(nn.Module):
     """Calls a function as a forward pass of all the models that it holds."""
@@ -98,11 +105,22 @@ class FullySharded(ShardedParallelism):
     def shard(self, learners: Sequence[ResponseReader]) -> None:
         """Cut each layer, and all that is no layer as one."""
         mesh = self.strategy.device_mesh["data_parallel"]
-        _part(learners)
+        weights = _taken_weights(learners)
         self._root = Pass(learners)
         for layer in _layers(learners):
             fully_shard(layer, mesh=mesh)
         fully_shard(self._root, mesh=mesh)
+        self._root._apply(self._with_memory)
+        wholes = handed_out(weights, self.device)
+        for parameter, whole in zip(self._root.parameters(), wholes, strict=True):
+            assert isinstance(parameter, DTensor)
+            part = distribute_tensor(whole, mesh, parameter.placements, src_data_rank=None)
+            parameter.detach().copy_(part)
+
+    def _with_memory(self, tensor: Tensor) -> Tensor:
+        if tensor.is_meta:
+            return torch.empty_like(tensor, device=self.device)
+        return tensor.to(self.device)
 
     @property
     def root(self) -> Callable[..., Any]:
@@ -127,21 +145,14 @@ def _layers(learners: Sequence[ResponseReader]) -> list[nn.Module]:
     return layers
 
 
-def _part(learners: Sequence[nn.Module]) -> None:
-    """Give each model weights of its own in the place of those that it shares with another.
+def _taken_weights(learners: Sequence[nn.Module]) -> list[Tensor]:
+    """Return the weights of models, in the order of their parameters, which are left without them.
 
-    The base beneath adapters; its parts are then kept once per model.
+    What a model shares with another, the base beneath adapters, becomes its own: its parts are then
+    kept once per model.
     """
-    seen: set[int] = set()
-    for model in learners:
-        own = {id(parameter) for parameter in model.parameters()}
-        copies: dict[int, nn.Parameter] = {}
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                if id(parameter) in seen:
-                    copy = copies.setdefault(
-                        id(parameter),
-                        nn.Parameter(parameter.detach().clone(), requires_grad=False),
-                    )
-                    module.register_parameter(name, copy)
-        seen |= own
+
+    def empty(parameter: nn.Parameter) -> nn.Parameter:
+        return without_numbers(parameter.shape, parameter.dtype, parameter.requires_grad)
+
+    return [old.detach() for model in learners for old, _ in exchanged(model, empty)]

@@ -24,7 +24,8 @@ class Parallelism:
 
     A strategy that keeps weights otherwise is a subclass. A loop has to
 
-    - build its models in `building`, and hand them to `placed_reference` and `place`;
+    - build its models in `building` by `of_rank_0`, and hand them there to `placed_reference`
+      and `place`;
     - sample and score with what `whole` gives, in as many passes as it likes;
     - run each pass with gradient by `run`, in equal numbers on all ranks, and its backward pass
       within `accumulate`;
@@ -72,8 +73,21 @@ class Parallelism:
         """
 
     def building(self) -> AbstractContextManager[None]:
-        """Return a context in which models are built, whole and on the CPU."""
+        """Return a context in which models are built, whole and on the CPU, and placed."""
         return nullcontext()
+
+    def of_rank_0(self, function: Callable[[], T], shared: nn.Module | None = None) -> T:
+        """Return what a function gives that builds a model, or reads all weights of one.
+
+        Where every rank keeps a part of the weights, rank 0 alone calls it. The others receive what
+        it returns; the parameters in it have no numbers until the models are placed. Every rank
+        has to join.
+
+        Args:
+            function: returns a model, or what it read.
+            shared: a model of which parameters may be in the result.
+        """
+        return function()
 
     def placed_reference(self, reference: M, policy: nn.Module) -> M:
         """Return a frozen model as it is kept between the passes over it.

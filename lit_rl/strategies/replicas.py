@@ -1,12 +1,14 @@
 """Models whose weights are there only while they are used, and weights cut among ranks."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+
+from lit_rl.strategies.rank_zero import handed_out
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -17,7 +19,7 @@ def without_weights(model: M) -> M:
     It costs the memory of its buffers. Nothing trains it.
     """
     empty = {
-        id(parameter): nn.Parameter(parameter.new_empty(0), requires_grad=False)
+        id(parameter): nn.Parameter(torch.empty(0, dtype=parameter.dtype), requires_grad=False)
         for parameter in model.parameters()
     }
     return copy.deepcopy(model, empty).eval()
@@ -61,7 +63,7 @@ class Shards:
     """Frozen weights of which every rank keeps an equal part.
 
     Args:
-        weights: the weights by name, the same on every rank.
+        weights: the weights by name; those of rank 0 count, and of others only the shapes.
         device: where the parts are kept.
     """
 
@@ -69,17 +71,20 @@ class Shards:
         self._shapes = {name: weight.shape for name, weight in weights.items()}
         self._device = device
         self._parts: dict[str, Tensor] = {}
-        self.replace(weights)
+        self._keep(zip(weights, handed_out([*weights.values()], device), strict=True))
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 
     def replace(self, weights: Mapping[str, Tensor]) -> None:
-        """Take other weights of the same names and shapes."""
+        """Take other weights of the same names and shapes, which every rank has."""
+        self._keep((name, weights[name]) for name in self._shapes)
+
+    def _keep(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
-        for name, shape in self._shapes.items():
-            part = -(-shape.numel() // world_size)
-            flat = weights[name].detach().flatten()[rank * part : (rank + 1) * part]
+        for name, whole in weights:
+            part = -(-whole.numel() // world_size)
+            flat = whole.detach().flatten()[rank * part : (rank + 1) * part]
             padded = flat.new_zeros(part, device=self._device)
             padded[: len(flat)] = flat
             self._parts[name] = padded

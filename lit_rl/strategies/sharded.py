@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_rl.models.response_states import ResponseReader
 from lit_rl.strategies.parallelism import Parallelism
+from lit_rl.strategies.rank_zero import of_rank_0
 from lit_rl.strategies.replicas import Replica, Shards
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,7 +48,7 @@ class ShardedParallelism(Parallelism):
 
     @abstractmethod
     def shard(self, learners: Sequence[ResponseReader]) -> None:
-        """Cut the weights of the models, which are whole."""
+        """Cut the weights of the models, which are whole on rank 0; others may lack numbers."""
 
     def check_checkpoint(self, path: Path) -> None:
         """Leave it to the strategy, which loads it."""
@@ -59,6 +60,10 @@ class ShardedParallelism(Parallelism):
                 "the models of this module are in shards, which another trainer cannot take over: "
                 "make a new module, and give it a checkpoint or the exported model"
             )
+
+    def of_rank_0(self, function: Callable[[], T], shared: nn.Module | None = None) -> T:
+        """Let rank 0 alone hold a whole model; see `Parallelism`."""
+        return of_rank_0(function, shared, self.device)
 
     def placed_reference(self, reference: M, policy: nn.Module) -> M:
         """Return the reference without its weights, of which every rank keeps a part.

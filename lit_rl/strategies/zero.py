@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from logging import ERROR
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
@@ -25,9 +25,12 @@ from lit_rl.functional import sum_over_ranks
 from lit_rl.models import Policy
 from lit_rl.models.response_states import ResponseReader
 from lit_rl.strategies.clipping import ROUNDING, let_rest
+from lit_rl.strategies.rank_zero import exchanged, forget_unplaced
 from lit_rl.strategies.replicas import joined
 from lit_rl.strategies.sealed_folder import replacing_folder, verify_together
 from lit_rl.strategies.sharded import ShardedParallelism
+
+T = TypeVar("T")
 
 EVERYTHING = 10**12
 """Weights that form one piece of an optimizer step: all of a parameter group."""
@@ -117,6 +120,11 @@ class DeepSpeed(DeepSpeedStrategy):
         )
         return super().load_checkpoint(checkpoint_path, weights_only)
 
+    def teardown(self) -> None:
+        """Clean up, also behind an error."""
+        forget_unplaced(self.lightning_module)
+        super().teardown()
+
 
 def check_engine_checkpoint(path: Path, stage: int, world_size: int, *, trains: bool) -> None:
     """Refuse a checkpoint that DeepSpeed does not read.
@@ -188,9 +196,19 @@ class ZeRO(ShardedParallelism):
         """Whether weights are kept in parts, not only gradients and the optimizer's state."""
         return self.strategy.stage == 3
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Number format of weights in the passes; None: as they are."""
+        mixed = self.strategy.precision_plugin.precision == "bf16-mixed"
+        return torch.bfloat16 if mixed else None
+
+    def of_rank_0(self, function: Callable[[], T], shared: nn.Module | None = None) -> T:
+        """Let rank 0 alone hold a whole model, if weights are kept in parts."""
+        return super().of_rank_0(function, shared) if self.cuts_weights else function()
+
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Let models be built whole, not in parts from the first weight on."""
+        """Let rank 0 build models whole, not in parts from the first weight on."""
         if not self.cuts_weights:
             yield
             return
@@ -204,13 +222,12 @@ class ZeRO(ShardedParallelism):
 
     def placed_reference(self, reference: Any, policy: nn.Module) -> Any:
         """Return the reference, in parts and in bfloat16 if the weights of the policy are."""
-        if self.strategy.precision_plugin.precision == "bf16-mixed":
-            for parameter in reference.parameters():
-                parameter.data = parameter.data.to(torch.bfloat16)
+        for parameter in reference.parameters():
+            parameter.data = parameter.data.to(self.dtype or parameter.dtype)
         return super().placed_reference(reference, policy) if self.cuts_weights else reference
 
     def shard(self, learners: Sequence[ResponseReader]) -> None:
-        """Leave that to the engine, which is made later; the head has to run in step."""
+        """Cut weights as the engine does, which is made later; the head has to run in step."""
         for model in learners:
             if isinstance(model, Policy):
                 model.scores_in_step = self.cuts_weights
@@ -220,6 +237,12 @@ class ZeRO(ShardedParallelism):
             for module in model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
+        if self.cuts_weights:
+            from deepspeed.runtime.zero import Init
+
+            weights = OneByOne(learners, self.dtype, self.device)
+            Init(module=weights, config_dict_or_path=self.strategy.config)
+        self._parameters = {id(model): dict(model.named_parameters()) for model in learners}
 
     def _restore_buffers(self) -> None:
         """Give what is no weight, such as the frequencies of positions, its own precision back.
@@ -247,11 +270,10 @@ class ZeRO(ShardedParallelism):
     def _weight_of(self, model: nn.Module) -> Callable[[str], Tensor]:
         """Return what gives a whole weight of a model by its name; a collective.
 
-        Parameters stay the objects that they are. A module of which the engine is asked for one
-        takes it for a weight that the pass under way needs, and keeps it whole.
+        It is not looked up in its module: the engine would take it for a weight that the pass under
+        way needs, and keep it whole.
         """
-        parameters = dict(model.named_parameters())
-        return lambda name: self.whole_weight(parameters[name])
+        return lambda name: self.whole_weight(self._parameters[id(model)][name])
 
     @property
     def root(self) -> Callable[..., Any]:
@@ -287,6 +309,36 @@ class ZeRO(ShardedParallelism):
         if not engine.was_step_applied():  # it found a number that is not finite
             return dict.fromkeys(names, math.nan)
         return {name: clipping.norms.get(name, 0.0) for name in names}
+
+
+class OneByOne(nn.Module):
+    """Models whose weights are taken one at a time, to be cut before the next has memory.
+
+    Args:
+        models: the models; on other ranks than 0 they may lack numbers.
+        dtype: number format that the engine trains in; None: as they are.
+        device: where weights without numbers have room for those of rank 0.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], dtype: torch.dtype | None, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self.dtype = dtype
+        self.device = device
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yield each parameter when it is its turn."""
+        for _, parameter in exchanged(self.models, self._with_memory):
+            yield parameter
+
+    def _with_memory(self, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.is_meta:
+            room = torch.empty_like(parameter, dtype=self.dtype, device=self.device)
+            return nn.Parameter(room, requires_grad=parameter.requires_grad)
+        parameter.data = parameter.data.to(self.dtype or parameter.dtype)
+        return parameter
 
 
 class Clipping:

@@ -23,7 +23,12 @@ WEIGHTS_IN_SHARDS = [
     "dapo",
     "reference_sync",
     "reference_sync_resumed",
+    "tied",
+    "pretrained",
+    "built_before",
 ]
+WITH_RANK_0 = ["fsdp2", "deepspeed_3"]
+BUILDING = ["built", "adapter refused", "critic refused"]
 STRATEGIES = {
     "fsdp2": [*EVERYWHERE, *WEIGHTS_IN_SHARDS],
     "deepspeed_1": EVERYWHERE,
@@ -54,7 +59,8 @@ REFUSING = ["fsdp2/trpo refused", "deepspeed_2/trpo refused"]
 @pytest.fixture(scope="module")
 def results(run_scenarios):
     """All strategies in one launch of two processes; then one process reads what they wrote."""
-    alone = [f"ddp/{name}" for name in (*EVERYWHERE, *WEIGHTS_IN_SHARDS, "ppo_adamw", "predict")]
+    compared = (*EVERYWHERE, *WEIGHTS_IN_SHARDS, "ppo_adamw", "predict", "built")
+    alone = [f"ddp/{name}" for name in compared]
     written = ["fsdp2/resumed", "ddp/predict_resumed"]
     return run_scenarios(
         [
@@ -69,6 +75,7 @@ def results(run_scenarios):
             *DAMAGED,
             "ddp/ppo",  # whose checkpoints one process reads as usual
             "ddp/reference_sync",
+            *(f"{strategy}/{name}" for strategy in WITH_RANK_0 for name in BUILDING),
         ],
         [*alone, *written, "deepspeed_2/resume refused"],
     )
@@ -85,6 +92,30 @@ def test_two_processes_train_the_weights_of_one(results, case):
     assert torch.equal(first["weights"], second["weights"])
     torch.testing.assert_close(first["weights"], one["weights"], rtol=0, atol=1e-6)
     assert (one["weights"] - one["initial"]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("strategy", WITH_RANK_0)
+def test_rank_0_alone_builds_models_whole(results, strategy):
+    """Policy, critic and reference: the other rank has their numbers, but never room for all.
+
+    In the end each keeps half of them. Rank 0 holds them whole and its half of a model besides.
+    """
+    one, *two = (results.one["built"], *(result[f"{strategy}/built"] for result in results.two))
+    for ranks in two:
+        assert ranks["hashes"] == one["hashes"]
+        assert ranks["reference"] == one["reference"] == one["hashes"][2]
+        assert ranks["bytes"] == one["bytes"] > 300e6
+    assert two[0]["peak"] > one["bytes"]
+    assert two[1]["peak"] < 0.75 * one["bytes"]
+
+
+@pytest.mark.parametrize("strategy", WITH_RANK_0)
+def test_models_that_rank_0_cannot_build_are_refused_by_all(results, strategy):
+    """The second error comes when the other rank has a policy without numbers already."""
+    for result in results.two:
+        adapter, critic = (result[f"{strategy}/{name} refused"] for name in ("adapter", "critic"))
+        assert "['nowhere'] is no linear layer of LlamaForCausalLM" in adapter
+        assert critic == "there is no critic"
 
 
 @pytest.mark.parametrize("case", WITH_ADAM)

@@ -5,6 +5,8 @@
 writes `FOLDER/2-0.pt`: by scenario what this process rolled out, trained and logged.
 """
 
+import ctypes
+import gc
 import math
 import os
 import shutil
@@ -51,9 +53,18 @@ from lit_rl.callbacks import (
 from lit_rl.checkpoints import VerifiedCheckpointIO
 from lit_rl.data import PromptDataModule
 from lit_rl.evaluation import Evaluation
+from lit_rl.functional import fingerprint
 from lit_rl.generation import Generator, SamplingSettings
 from lit_rl.kl_penalties import KLInReward
-from lit_rl.models import LoRA, SharedTrunk, policy
+from lit_rl.models import (
+    CriticSource,
+    LoRA,
+    PretrainedBackbone,
+    PretrainedCausalLM,
+    RandomCausalLM,
+    SharedTrunk,
+    policy,
+)
 from lit_rl.policy_losses.base import PolicyLoss
 from lit_rl.rewards import PythonFunction, WeightedSum
 from lit_rl.strategies import FSDP2, DeepSpeedOnCPU
@@ -62,8 +73,10 @@ from lit_rl.types import Rollout
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "shared"))
 
-from tiny_job import TRAINER, build_source, num_fives
+from tiny_job import LLAMA, TRAINER, build_source, num_fives
 
+LARGE = {**LLAMA, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 10}
+"""26 million weights, 104 MB."""
 WORLD_SIZE, RANK = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "LOCAL_RANK"))
 # One process takes each minibatch whole, two of them in many small pieces.
 MICRO_BATCH_TOKENS = 24 if WORLD_SIZE > 1 else 10_000
@@ -171,6 +184,25 @@ class NotFinite(PPO):
             output.log_probs.register_hook(lambda gradient: gradient * math.nan)
         loss = super().loss(output, experience, totals)
         return loss * math.nan if self.broken and self.where == "loss" else loss
+
+
+class Measured(PPO):
+    """PPO that keeps how much the resident memory grew at most while models were built."""
+
+    def configure_model(self) -> None:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        super().configure_model()
+        self.peak = resident("VmHWM") - before
+
+
+class NoCritic(CriticSource):
+    """A critic that cannot be built."""
+
+    def critic(self, policy, tokenizer):
+        raise ValueError("there is no critic")
 
 
 class Recorder(RLCallback):
@@ -287,13 +319,15 @@ def train(
     strategy: str = "ddp",
     precision: str = "32-true",
     validate_first: bool = False,
+    built_before: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train and return what this process saw."""
     exports = [HuggingFaceExport(str(export.absolute()))] if export else []
     module, recorder = build_module(**settings), Recorder(checkpoints if WORLD_SIZE == 2 else {})
-    module.configure_model()
-    initial = weights(module)
+    whole = module if built_before else build_module(**settings)
+    whole.configure_model()
+    initial = weights(whole)
     trainer = build_trainer(
         strategy,
         precision=precision,
@@ -311,6 +345,27 @@ def train(
     )
     trainer.fit(module, build_data(**(data or {})), ckpt_path=resume)
     return {**recorder.seen, "initial": initial, "weights": weights(module)}
+
+
+def built(strategy: str = "ddp", **settings: Any) -> dict[str, Any]:
+    """Build models and return hashes of their weights, their bytes and the memory it took."""
+    module: Any = build_module(Measured, **settings)
+    build_trainer(strategy, max_steps=0).fit(module, build_data())
+    models = [*module.learners, module.reference]
+    hashes, size = [], 0
+    for model in models:
+        with module.parallelism.whole(model) as whole:
+            hashes.append(fingerprint(dict(whole.named_parameters())))
+            size += sum(p.numel() * p.dtype.itemsize for p in whole.parameters())
+    of_reference = module.reference_fingerprint
+    return {"hashes": hashes, "bytes": size, "peak": module.peak, "reference": of_reference}
+
+
+def resident(name: str) -> int:
+    """Return a number of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
 
 
 def predict(checkpoint: Path | None = None, strategy: str = "ddp") -> list[tuple[str, str]]:
@@ -361,6 +416,7 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
     grpo_file, ppo_file, trained_file, sync_file = (
         folder / f"{name}-{strategy}.ckpt" for name in ("grpo", "ppo", "trained", "sync")
     )
+    trained_folder = folder / "ppo-fsdp2-2"
     adamw_files = [folder / f"adamw-{strategy}-{n}.ckpt" for n in (1, 2)]
     ppo = partial(train, kind=PPO, kl_coef=0.1, critic_lr=0.05)
     adamw = partial(ppo, critic_lr=1e-3, optimizer=partial(torch.optim.AdamW, lr=1e-3))
@@ -477,6 +533,23 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
             num_minibatches=1,
         ),
         "resumed": partial(grpo, resume=grpo_file),
+        "built": partial(
+            built,
+            kl_coef=0.1,
+            source=RandomCausalLM(alphabet="0123456789>", config=LARGE),
+        ),
+        "built_before": partial(grpo, built_before=True),
+        "tied": partial(
+            grpo,
+            source=RandomCausalLM(
+                alphabet="0123456789>", config={**LLAMA, "tie_word_embeddings": True}
+            ),
+        ),
+        "pretrained": partial(
+            ppo,
+            source=PretrainedCausalLM(str(trained_folder)),
+            critic=PretrainedBackbone(str(trained_folder)),
+        ),
         "predict": predict,
         "predict_resumed": partial(predict, trained_file),
     }
@@ -485,6 +558,8 @@ def scenarios(folder: Path, strategy: str) -> dict[str, Callable[[], Any]]:
         "odd batch": partial(refusal, {"batch_size": 5}, {}),
         "two samplers": partial(refusal, {}, {"use_distributed_sampler": True}),
         "trpo refused": partial(refusal, {}, {}, kind=TRPO),
+        "adapter refused": partial(refusal, {}, {}, adapter=LoRA(target_modules=["nowhere"])),
+        "critic refused": partial(refusal, {}, {}, kind=PPO, critic=NoCritic()),
         "damaged": partial(damaged, adamw_files[0], kind=PPO),
     }
     return both | only_two | {"resume refused": partial(refusal, {}, {}, resume=grpo_file)}
