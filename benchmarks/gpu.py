@@ -25,18 +25,18 @@ import lightning as L
 import torch
 from datasets import Dataset
 
-from compare.lit_rl_side import bare_trainer, rewards
+from compare.lit_rl_side import bare_trainer, rewards, slow_rewards
 from compare.report import PACKAGES, environment, table
 from lit_rl.algorithms import GRPO, CurrentLogProbs
 from lit_rl.algorithms.hooks import RLCallback
 from lit_rl.data import PromptDataModule
 from lit_rl.generation import CachedGenerator, SamplingSettings, TransformersGenerator
 from lit_rl.models import RandomCausalLM
-from lit_rl.rewards import PythonFunction
+from lit_rl.rewards import InWorkers, PythonFunction
 from lit_rl.tasks import Task
 
 RESULT = Path(__file__).parent / "results" / "gpu.md"
-STAGES = {"generate": "generate", "prepare": "log_probs", "update": "update"}
+STAGES = {"generate": "generate", "score": "score", "prepare": "log_probs", "update": "update"}
 CHARACTERS = "".join(map(chr, range(0x4E00, 0x9000)))
 SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
@@ -51,6 +51,11 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "gradient_checkpointing: true": lambda: {"gradient_checkpointing": True},
     "activation_offload: true": lambda: {"activation_offload": True},
     "both": lambda: {"gradient_checkpointing": True, "activation_offload": True},
+    "slow rewards in workers": lambda: {"reward": InWorkers(PythonFunction(slow_rewards))},
+    "the same, prompts_at_a_time: 2": lambda: {
+        "reward": InWorkers(PythonFunction(slow_rewards)),
+        "prompts_at_a_time": 2,
+    },
 }
 NEED_A_GPU = ("cuda_graphs", "flex_attention", "activation_offload", "both")
 WIDE = {"hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 16}
@@ -134,9 +139,9 @@ def measured(settings: dict[str, Any], *, on_gpu: bool, small: bool) -> Measurem
         "num_key_value_heads": 4,
         "max_position_embeddings": 2048,
     }
+    chosen = {"reward": PythonFunction(rewards), **settings}
     module = GRPO(
         source=RandomCausalLM(config=config, alphabet=CHARACTERS),
-        reward=PythonFunction(rewards),
         sampling=SamplingSettings(max_new_tokens=new_tokens, min_new_tokens=new_tokens),
         group_size=GROUP_SIZE,
         kl_coef=0.04,
@@ -145,7 +150,7 @@ def measured(settings: dict[str, Any], *, on_gpu: bool, small: bool) -> Measurem
         old_log_probs=CurrentLogProbs(),
         micro_batch_tokens=16384,
         optimizer=functools.partial(torch.optim.AdamW, lr=1e-6, fused=True),
-        **settings,
+        **chosen,
     )
     measurement = Measurement(on_gpu)
     trainer = bare_trainer(

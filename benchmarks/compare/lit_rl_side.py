@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -50,6 +51,12 @@ its probability is far below."""
 
 def rewards(responses: list[str]) -> list[float]:
     return [reward(text) for text in responses]
+
+
+def slow_rewards(responses: list[str]) -> list[float]:
+    """20 ms for each response."""
+    time.sleep(0.02 * len(responses))
+    return rewards(responses)
 
 
 class PromptList(Task):
