@@ -90,7 +90,7 @@ def captured(function: Callable[[], Tensor], device: torch.device) -> Callable[[
                 function()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as those that watch NCCL, may go on meanwhile.
+        # Other threads, such as one that judges responses or watches NCCL, go on meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = function()
 
