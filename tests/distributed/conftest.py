@@ -18,6 +18,12 @@ import torch
 SECONDS = 500
 """Time limit of a launch. A process that waits in vain for another fails after 60 seconds."""
 
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    # Tensors of 64 KiB and more give their memory back at once: what is measured is what they hold.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+}
+
 
 @dataclass(frozen=True)
 class Results:
@@ -57,7 +63,7 @@ def run_together(
                 process = subprocess.Popen(
                     command,
                     cwd=cwd,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                    env={**os.environ, **ENVIRONMENT, **environment},
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,

@@ -98,7 +98,8 @@ def test_two_processes_train_the_weights_of_one(results, case):
 def test_rank_0_alone_builds_models_whole(results, strategy):
     """Policy, critic and reference: the other rank has their numbers, but never room for all.
 
-    In the end each keeps half of them. Rank 0 holds them whole and its half of a model besides.
+    In the end each keeps half of them, and the other rank never has more but for the weight that is
+    handed out and some buffers. Rank 0 holds them whole and its half of a model besides.
     """
     one, *two = (results.one["built"], *(result[f"{strategy}/built"] for result in results.two))
     for ranks in two:
@@ -106,7 +107,7 @@ def test_rank_0_alone_builds_models_whole(results, strategy):
         assert ranks["reference"] == one["reference"] == one["hashes"][2]
         assert ranks["bytes"] == one["bytes"] > 300e6
     assert two[0]["peak"] > one["bytes"]
-    assert two[1]["peak"] < 0.75 * one["bytes"]
+    assert two[1]["peak"] < 0.6 * one["bytes"]
 
 
 @pytest.mark.parametrize("strategy", WITH_RANK_0)
