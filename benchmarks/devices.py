@@ -58,7 +58,6 @@ WORK = {
     "model.group_size": "8",
     "model.update_epochs": "1",
     "model.num_minibatches": "1",
-    "model.micro_batch_tokens": "4096",
     "data.batch_size": "32",
     "trainer.accelerator": "cpu",
     "trainer.limit_val_batches": "0",
