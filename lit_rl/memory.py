@@ -16,6 +16,9 @@ from lit_rl.callbacks.terminal import console
 from lit_rl.cli import RLCLI
 from lit_rl.data import PromptDataModule
 
+WIDTH = 140
+"""Letters of a line; a narrower screen breaks lines, and no number is cut."""
+
 
 class Planned(RLCLI):
     """The command line, which reads a configuration and runs nothing."""
@@ -37,10 +40,10 @@ def planned(arguments: Sequence[str]) -> tuple[PolicyGradient, PromptDataModule]
 
 
 def table(module: PolicyGradient, data: PromptDataModule, devices: Sequence[int]) -> Table:
-    """Return the memory per device by strategy and number of devices, in GiB."""
+    """Return the memory per device by strategy and number of devices, in GiB or MiB."""
     parts = ("weights", "critic", "reference", "gradients", "optimizer", "activations", "logits")
     columns = (*parts, "cache", "peak", "in")
-    result = Table("strategy", "devices", *columns, title="GiB per device")
+    rows = []
     for number in devices:
         held = footprint(module, data, number)
         for strategy in [ALONE] if number == 1 else STRATEGIES:
@@ -48,8 +51,11 @@ def table(module: PolicyGradient, data: PromptDataModule, devices: Sequence[int]
             stages = held.stages(strategy, number)
             stage = max(stages, key=lambda name: stages[name])
             numbers = [*(of[name] for name in (*parts, "cache")), stages[stage]]
-            shown = (f"{value / 2**30:.3g}" for value in numbers)
-            result.add_row(strategy.name, str(number), *shown, stage)
+            rows.append((strategy.name, str(number), numbers, stage))
+    unit, size = ("GiB", 2**30) if rows[0][2][-1] >= 2**30 else ("MiB", 2**20)
+    result = Table("strategy", "devices", *columns, title=f"{unit} per device")
+    for name, count, numbers, stage in rows:
+        result.add_row(name, count, *(f"{value / size:.3g}" for value in numbers), stage)
     return result
 
 
@@ -64,7 +70,9 @@ def main(arguments: Sequence[str]) -> None:
         place = rest.index("--devices")
         devices = [int(number) for number in rest[place + 1].split(",")]
         del rest[place : place + 2]
-    console().print(table(*planned(rest), devices))
+    screen = console()
+    screen.width = max(screen.width, WIDTH)
+    screen.print(table(*planned(rest), devices))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_rl.callbacks.footprint import ALONE, STRATEGIES, footprint
-from lit_rl.memory import planned
+from lit_rl.memory import main, planned
 
 CHARACTERS = "0123456789>+=" + "".join(map(chr, range(0x4E00, 0x4E00 + 2032)))  # vocabulary 2048
 MODEL = {
@@ -56,6 +56,19 @@ def test_cache_and_logits_are_counted():
     assert footprint.cache == (8 * 5 + 32 * 64) * 2 * 6 * 512 * 4
     assert footprint.logits == 512 * 2048 * 4
     assert footprint.reference == 0
+
+
+def test_the_table_shows_every_number_whole(capsys):
+    """By hand: the weights in MiB; gradients as many; AdamW two numbers for each of them."""
+    main([*OPTIONS, "--devices", "1,2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "MiB per device" in lines[0]
+    assert not any("…" in line for line in lines)
+    (alone,) = [line for line in lines if " auto " in line]
+    cells = [cell.strip() for cell in alone.split("│")]
+    size = f"{4 * WEIGHTS / 2**20:.3g}"
+    assert cells[3] == cells[6] == size
+    assert cells[7] == f"{8 * WEIGHTS / 2**20:.3g}"
 
 
 def test_prompts_at_a_time_bound_what_sampling_takes():
