@@ -7,23 +7,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lit_rl.generation import CachedGenerator, SamplingSettings, captured_step
 from lit_rl.generation.captured_step import captured, weights_cast_once
 from lit_rl.models import Policy, RandomCausalLM
+from tiny_job import HEADS_OF_16
 
 ROWS = [[1, 4, 13], [1, 4, 5, 6, 13], [1, 12, 13]]  # "1>", "123>", "9>"
 SAMPLING = SamplingSettings(max_new_tokens=24, temperature=2.0)
 CALL = {"group_size": 5, "seed": (3,)}
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 64,
-}
 ON_GPU = {
-    "llama": SIZES,
-    "gemma2": {**SIZES, "sliding_window": 4, "attn_logit_softcapping": 2.0},
+    "llama": HEADS_OF_16,
+    "gemma2": {**HEADS_OF_16, "sliding_window": 4, "attn_logit_softcapping": 2.0},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.2},
 }
 

@@ -1,5 +1,7 @@
 """Flex attention says what the attention in blocks says, which is that of padded passes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
@@ -9,31 +11,13 @@ from transformers import AutoConfig
 from lit_rl.models import LoRA, Policy, RandomCausalLM, flex_packing
 from lit_rl.models.flex_packing import BLOCK, FlexPackedAttention, flex_refusal
 from lit_rl.models.packing import PackedAttention, packed
-from lit_rl.types import Sequences
+from random_batch import random_batch
+from tiny_job import HEADS_OF_16
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gpt2", "mistral", "cohere", "opt"]
 
 
-def batch_of(rows_of_prompt, longest, vocab=14, seed=0):
-    """Random prompts, all of which begin with the same token, and random responses to each."""
-    generator = torch.Generator().manual_seed(seed)
-    number = len(rows_of_prompt)
-    lengths = torch.randint(2, longest, (number,), generator=generator)
-    prompt_mask = torch.arange(longest) >= longest - lengths[:, None]
-    prompt_ids = torch.randint(3, vocab, (number, longest), generator=generator) * prompt_mask
-    prompt_ids[torch.arange(number), longest - lengths] = 1
-    owner = torch.arange(number).repeat_interleave(torch.tensor(rows_of_prompt))
-    widths = torch.randint(1, longest, (len(owner),), generator=generator)
-    mask = torch.arange(longest) < widths[:, None]
-    response_ids = torch.randint(3, vocab, mask.shape, generator=generator) * mask
-    return Sequences(
-        prompt_ids=prompt_ids[owner],
-        prompt_mask=prompt_mask[owner],
-        response_ids=response_ids,
-        mask=mask,
-    )
-
-
+batch_of = partial(random_batch, begin=1)
 SMALL = batch_of((3, 1, 4), longest=9)
 
 
@@ -172,16 +156,7 @@ def test_a_model_with_small_heads_is_refused():
     assert "heads of at least 16 numbers, and those of this model have 8" in flex_refusal(config)
 
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 512,
-}
+SIZES = {**HEADS_OF_16, "max_position_embeddings": 512}
 ON_GPU = {
     "llama": SIZES,
     "gemma2": {**SIZES, "sliding_window": 30, "attn_logit_softcapping": 2.0},

@@ -15,6 +15,7 @@ from lit_rl.models.packing import (
 )
 from lit_rl.models.response_states import packing_fits, response_states
 from lit_rl.types import Sequences
+from random_batch import random_batch
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gpt2", "mistral", "cohere", "opt"]
 
@@ -30,24 +31,6 @@ BATCH = Sequences(
     mask=torch.tensor([[True] * 4, [True, True, False, False], [True, True, False, False],
                        [False] * 4, [True, True, True, False]]),
 )  # fmt: skip
-
-
-def random_batch(rows_of_prompt=(3, 1, 4), longest=9, vocab=14):
-    generator = torch.Generator().manual_seed(0)
-    prompts = len(rows_of_prompt)
-    lengths = torch.randint(1, longest, (prompts,), generator=generator)
-    prompt_mask = torch.arange(longest) >= longest - lengths[:, None]
-    prompt_ids = torch.randint(3, vocab, (prompts, longest), generator=generator) * prompt_mask
-    owner = torch.arange(prompts).repeat_interleave(torch.tensor(rows_of_prompt))
-    widths = torch.randint(1, longest, (len(owner),), generator=generator)
-    mask = torch.arange(longest) < widths[:, None]
-    response_ids = torch.randint(3, vocab, mask.shape, generator=generator) * mask
-    return Sequences(
-        prompt_ids=prompt_ids[owner],
-        prompt_mask=prompt_mask[owner],
-        response_ids=response_ids,
-        mask=mask,
-    )
 
 
 def both(policy, batch, function):

@@ -26,6 +26,17 @@ TWO_LAYERS = {
     "initializer_range": 0.2,
     "max_position_embeddings": 64,
 }
+# The smallest heads that the kernels of accelerators take.
+HEADS_OF_16 = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+    "max_position_embeddings": 64,
+}
 TRAINER: dict[str, Any] = {
     "accelerator": "cpu",
     "logger": False,
