@@ -239,7 +239,7 @@ def run(*arguments, cwd):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
     )
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
     return process.stdout + process.stderr

@@ -269,7 +269,6 @@ def test_a_few_generated_inputs(claim, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("claim", PROPERTIES, ids=lambda claim: claim.__name__)
 def test_ten_thousand_generated_inputs(claim, tmp_path, monkeypatch):
     assert sum(PROPERTIES.values()) == 10_000

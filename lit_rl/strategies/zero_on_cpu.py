@@ -28,6 +28,10 @@ class DeepSpeedOnCPU(DeepSpeed):
 
     def setup_distributed(self) -> None:
         """Connect the processes without asking for the index of a GPU."""
+        import deepspeed
+
+        # An operator for inference, which the first run on a machine would compile for a minute.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         reset_seed()
         self.set_world_ranks()
         self._init_deepspeed_distributed()

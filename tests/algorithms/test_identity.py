@@ -148,7 +148,6 @@ def reward_model(source, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_checkpoint_of_a_run_with_another_reward_model_in_workers_is_refused(
     algorithm, fit, reward_model, tmp_path
 ):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-SECONDS = 500
+SECONDS = 800
 """Time limit of a launch. A process that waits in vain for another fails after 60 seconds."""
 
 ENVIRONMENT = {

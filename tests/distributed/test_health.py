@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 WORKER = Path(__file__).with_name("health_worker.py")
 

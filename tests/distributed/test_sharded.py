@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from lit_rl.checkpoints import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
+pytestmark = pytest.mark.slow
 
 EVERYWHERE = ["grpo", "uneven", "skip_zero_advantages", "ppo", "ppo_resumed", "ppo_lora"]
 WEIGHTS_IN_SHARDS = [

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+SECONDS = 800
+"""Time limit of a file: it ends one that hangs."""
 
 
 @pytest.fixture
 def run_python(tmp_path):
     """Run a Python file to its end and return the JSON that it prints."""
 
-    def run(*command, seconds):
+    def run(*command):
         output = tmp_path / "output.txt"
         with output.open("w") as file:
             process = subprocess.Popen(
@@ -28,7 +30,7 @@ def run_python(tmp_path):
                 start_new_session=True,
             )
         try:
-            process.wait(seconds)
+            process.wait(SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

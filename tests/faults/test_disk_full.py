@@ -18,7 +18,7 @@ from lit_rl.cli import RLCLI
 ROOT = Path(__file__).parent.parent.parent
 GRPO = ["--config", str(ROOT / "configs" / "algorithm" / "grpo.yaml"), "--config", "job.yaml"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 class Disk(RLCallback):

@@ -42,12 +42,12 @@ def both(policy, batch, function):
 
 
 def test_what_rows_have_in_common_stands_once():
-    """By hand: both prompts begin with 1; `unique` sorts B before A; last tokens are not read."""
+    """By hand: both prompts begin with 1; A comes first; last tokens are not read."""
     rows = packed(BATCH, with_end=False)
-    assert rows.ids.tolist() == [1, 13, 7, 11, 5, 6, 9, 8, 5, 9, 9]
-    assert rows.positions.tolist() == [0, 1, 1, 2, 3, 4, 5, 2, 3, 2, 3]
-    assert rows.prompt_of_row.tolist() == [1, 0, 1, 1, 0]
-    assert rows.prompt_tokens.tolist() == [[0, 1, 1], [0, 2, 3]]
+    assert rows.ids.tolist() == [1, 7, 11, 13, 5, 6, 9, 8, 5, 9, 9]
+    assert rows.positions.tolist() == [0, 1, 2, 1, 3, 4, 5, 2, 3, 2, 3]
+    assert rows.prompt_of_row.tolist() == [0, 1, 0, 0, 1]
+    assert rows.prompt_tokens.tolist() == [[0, 1, 2], [0, 3, 3]]
     whole = packed(BATCH, with_end=True)
     assert len(whole.ids) == 4 + BATCH.mask.sum()
 
@@ -66,10 +66,10 @@ def test_a_prompt_may_be_the_beginning_of_another():
 def test_states_are_those_before_each_token():
     """By hand, with the state of a token being its place in the row of the test above."""
     states = packed(BATCH, with_end=False).states(torch.arange(11.0)[:, None], 4)[..., 0]
-    assert states[0].tolist() == [3, 4, 5, 6]  # the last token of prompt A, then its own
-    assert states[1, :2].tolist() == [1, 7]
-    assert states[2, :2].tolist() == [3, 8]
-    assert states[4, :3].tolist() == [1, 9, 10]
+    assert states[0].tolist() == [2, 4, 5, 6]  # the last token of prompt A, then its own
+    assert states[1, :2].tolist() == [3, 7]
+    assert states[2, :2].tolist() == [2, 8]
+    assert states[4, :3].tolist() == [3, 9, 10]
 
 
 @pytest.mark.parametrize("rows_per_block", [1, 2, 3, 8])

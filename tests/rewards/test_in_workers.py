@@ -223,7 +223,6 @@ def test_a_reward_that_is_not_importable_in_the_worker_is_an_error_at_the_start(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_models_of_the_reward_are_those_that_the_workers_have_read(unsafe, rollout_of, tmp_path):
     """A worker that takes the place of another must not judge with other weights."""
     weights = tmp_path / "weights"
@@ -275,7 +274,6 @@ reward.values(rollout)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_no_process_outlives_a_run_that_is_killed(tmp_path):
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     main = subprocess.Popen(
@@ -292,7 +290,6 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_configuration_trains_and_validates_with_workers(tmp_path, monkeypatch, unsafe):
     monkeypatch.chdir(tmp_path)
     in_workers = {

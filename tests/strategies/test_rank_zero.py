@@ -118,7 +118,6 @@ print(type(model).__name__, model.config.hidden_size)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_model_with_code_of_its_own_is_read_by_a_process_that_never_loaded_it(tmp_path):
     """As with `trust_remote_code`: the code lies in a folder that processes of a machine share."""
     folder = tmp_path / "model"
