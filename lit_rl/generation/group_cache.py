@@ -33,8 +33,9 @@ class PromptCache:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel
     ) -> Float[Tensor, "flat heads value_dim"]:
         """Return the attention of each prompt token, see `AttentionPlan`."""
-        self.keys[layer] = self._attention.of_prompts(key)
-        self.values[layer] = self._attention.of_prompts(value)
+        # In the order in which every step reads them: a product would copy them each time.
+        self.keys[layer] = self._attention.of_prompts(key).contiguous()
+        self.values[layer] = self._attention.of_prompts(value).contiguous()
         return self._attention.attend(layer, query, key, value, kernel)
 
 

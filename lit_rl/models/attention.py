@@ -122,7 +122,7 @@ def attention(
     query: Float[Tensor, "rows heads queries head_dim"],
     key: Float[Tensor, "rows key_heads keys head_dim"],
     value: Float[Tensor, "rows key_heads keys value_dim"],
-    bias: Float[Tensor, "rows 1 queries keys"],
+    bias: Float[Tensor, "rows 1 group_queries keys"],
     kernel: Kernel,
 ) -> Float[Tensor, "rows heads queries value_dim"]:
     """softmax(softcap(scaling * query key^T) + bias) value, keys shared by groups of heads.
@@ -131,14 +131,14 @@ def attention(
         query: the queries; each group of heads / key_heads of them has the same keys.
         key: the keys.
         value: the values.
-        bias: 0 where a query attends to a key, else -inf; every query attends to some key.
+        bias: 0 where a query attends to a key, else -inf; every query attends to some key. Once
+            for each of the heads that share their keys, one after another.
         kernel: scaling, soft cap and dropout; windows are a part of the bias.
     """
     rows, heads, queries, head_dim = query.shape
     key_heads = key.shape[1]
     # The heads that share their keys are further queries: nothing is repeated.
     query = query.reshape(rows, key_heads, -1, head_dim)
-    bias = bias.repeat(1, 1, heads // key_heads, 1)
     if kernel.softcap is None:
         result = scaled_dot_product_attention(
             query, key, value, attn_mask=bias, dropout_p=kernel.dropout, scale=kernel.scaling

@@ -264,7 +264,7 @@ class PackedAttention:
     """
 
     packed: PackedSequences
-    _bias: dict[Any, Tensor] = field(default_factory=dict)
+    _biases: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         table = self.prompt_table = self.packed.prompt_tokens
@@ -286,11 +286,12 @@ class PackedAttention:
         prompts = self._prompts(query, key, value, kernel)
         if self.blocks is None:
             return prompts
+        group = query.shape[1] // key.shape[1]
         responses = attention(
             _rows(query, self.blocks.queries),
             _rows(key, self.blocks.keys),
             _rows(value, self.blocks.keys),
-            self._response_bias(kernel.sliding_window, query.dtype),
+            self._response_bias(kernel.sliding_window, group, query.dtype),
             kernel,
         )
         responses = responses.transpose(1, 2).flatten(0, 1)
@@ -316,31 +317,33 @@ class PackedAttention:
                 enable_gqa=True,
             )
         else:
-            bias = self._causal_bias(window, query.dtype)
+            bias = self._causal_bias(window, query.shape[1] // key.shape[1], query.dtype)
             result = attention(query, key, value, bias, kernel)
         return result.transpose(1, 2).flatten(0, 1).index_select(0, self.prompt_places)
 
-    def _causal_bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        if ("prompts", window, dtype) not in self._bias:
+    def _causal_bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
+        if ("prompts", window, group, dtype) not in self._biases:
             prompts, width = self.prompt_table.shape
             positions = torch.arange(width, device=self.prompt_table.device)
             distance = positions[:, None] - positions
             allowed = (distance >= 0) & (distance < (width if window is None else window))
-            bias = _bias(allowed, dtype).expand(prompts, 1, -1, -1)
-            self._bias["prompts", window, dtype] = bias
-        return self._bias["prompts", window, dtype]
+            bias = _bias(allowed, group, dtype).expand(prompts, 1, -1, -1)
+            self._biases["prompts", window, group, dtype] = bias
+        return self._biases["prompts", window, group, dtype]
 
-    def _response_bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        if ("responses", window, dtype) not in self._bias:
+    def _response_bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
+        if ("responses", window, group, dtype) not in self._biases:
             assert self.blocks is not None
-            bias = _bias(self.blocks.attends(window)[:, None], dtype)
-            self._bias["responses", window, dtype] = bias
-        return self._bias["responses", window, dtype]
+            bias = _bias(self.blocks.attends(window)[:, None], group, dtype)
+            self._biases["responses", window, group, dtype] = bias
+        return self._biases["responses", window, group, dtype]
 
 
-def _bias(allowed: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Tensor:
+def _bias(allowed: Bool[Tensor, "*rows queries keys"], group: int, dtype: torch.dtype) -> Tensor:
+    """Return 0 where allowed, else -inf, once for each of a group of heads."""
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    return bias.masked_fill_(~allowed, -torch.inf)
+    bias = bias.masked_fill_(~allowed, -torch.inf)
+    return torch.cat([bias] * group, dim=-2)
 
 
 def _rows(

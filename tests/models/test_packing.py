@@ -137,9 +137,7 @@ def test_a_sliding_window_is_kept(tiny_source, model_type):
 def test_biases_are_made_once_for_all_layers_of_a_window(tiny_source, monkeypatch):
     """By hand: two layers of one window, whose prompts and responses have a bias each."""
     made, original = [], packing._bias
-    monkeypatch.setattr(
-        packing, "_bias", lambda allowed, dtype: made.append(1) or original(allowed, dtype)
-    )
+    monkeypatch.setattr(packing, "_bias", lambda *arguments: made.append(1) or original(*arguments))
     Policy(tiny_source("mistral").model(0))(random_batch(), temperature=1.0)
     assert len(made) == 2
 
