@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.free_memory import return_free_memory
-from lit_rl.algorithms.hooks import RLCallback, call_hooks
+from lit_rl.algorithms.hooks import RLCallback, call_hooks, callbacks_of
 from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE
@@ -134,10 +134,8 @@ class PolicyGradient(UpdatingModule):
     @property
     def uses_reference(self) -> bool:
         """Whether a KL term, or a callback, needs the frozen reference."""
-        return self.kl_coef > 0 or any(
-            isinstance(callback, RLCallback) and callback.needs_reference
-            for callback in (self._trainer.callbacks if self._trainer else ())  # type: ignore[attr-defined]
-        )
+        callbacks = callbacks_of(self._trainer, RLCallback) if self._trainer else []
+        return self.kl_coef > 0 or any(callback.needs_reference for callback in callbacks)
 
     def setup(self, stage: str) -> None:
         """Refuse a batch that does not divide into minibatches, before any work is done."""

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.algorithms.due_validation import validate_now
-from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.hooks import RLCallback, callbacks_of
 from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
 from lit_rl.algorithms.non_finite import check_finite_weights
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
@@ -275,10 +275,7 @@ class RLModule(PolicyModule):
 
     @property
     def _is_reference_restored(self) -> bool:
-        return any(
-            isinstance(callback, RLCallback) and callback.moves_reference
-            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
-        )
+        return any(c.moves_reference for c in callbacks_of(self.trainer, RLCallback))
 
     def on_validation_epoch_start(self) -> None:
         """Begin to collect."""

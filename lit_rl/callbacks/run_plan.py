@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.table import Table
 
+from lit_rl.algorithms.hooks import callbacks_of
 from lit_rl.callbacks.batch_ledger import BatchLedger
 from lit_rl.callbacks.footprint import footprint, strategy_of
 from lit_rl.callbacks.formula import algorithm_formulas
@@ -41,10 +42,8 @@ class RunPlan(Callback):
 
 def first_kl_coef(trainer: Trainer, module: Any) -> float:
     """Return the weight of the KL in the first iteration, which a controller may set."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, KLController):
-            return callback.coefficient(module.iteration)
-    return float(module.kl_coef)
+    controllers = callbacks_of(trainer, KLController)
+    return float(controllers[0].coefficient(module.iteration) if controllers else module.kl_coef)
 
 
 def batch_ledger(trainer: Trainer, module: Any) -> BatchLedger | None:

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.table import Table
 
+from lit_rl.algorithms.hooks import callbacks_of
 from lit_rl.callbacks.held_out import held_out_metrics, held_out_names, with_standard_error
 from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
 from lit_rl.callbacks.learning_curve import LearningCurve
@@ -81,7 +82,7 @@ def metrics_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
 
 def _paths(trainer: Trainer) -> dict[str, str]:
     paths = {}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in callbacks_of(trainer, Callback):
         if isinstance(callback, LearningCurve):
             paths["curve"] = str(callback.path)
         if isinstance(callback, HuggingFaceExport):
