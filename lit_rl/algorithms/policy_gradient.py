@@ -18,6 +18,7 @@ from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE
 from lit_rl.algorithms.setting_checks import check_policy_gradient
 from lit_rl.algorithms.updating_module import UpdatingModule
+from lit_rl.data import prompt_data
 from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.generation import SamplingSettings
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
@@ -140,9 +141,8 @@ class PolicyGradient(UpdatingModule):
     def setup(self, stage: str) -> None:
         """Refuse a batch that does not divide into minibatches, before any work is done."""
         super().setup(stage)
-        datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "fit" and datamodule is not None:
-            check_minibatches(datamodule.batch_size, self.group_size, self.num_minibatches)
+        if stage == "fit" and (data := prompt_data(self.trainer)) is not None:
+            check_minibatches(data.batch_size, self.group_size, self.num_minibatches)
 
     def training_step(self, prompts: Prompts, batch_idx: int) -> None:
         """One iteration: a Lightning batch is a batch of prompts."""

@@ -20,7 +20,7 @@ from lit_rl.algorithms.policy_module import PolicyModule
 from lit_rl.algorithms.random_state import random_states, restore_random_states
 from lit_rl.algorithms.resumed_loop import take_resumed_loop
 from lit_rl.algorithms.schedules import Shape, schedule
-from lit_rl.data import PromptDataModule, align_loop
+from lit_rl.data import align_loop, prompt_data
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.models.adapters import without_base
 from lit_rl.rewards import Reward
@@ -220,9 +220,8 @@ class RLModule(PolicyModule):
             )
         if self.is_for_training:
             take_resumed_loop(self.trainer)
-        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        position = checkpoint.get(type(datamodule).__qualname__)
-        if isinstance(datamodule, PromptDataModule) and position:
+        data = prompt_data(self.trainer)
+        if data is not None and (position := checkpoint.get(type(data).__qualname__)):
             align_loop(checkpoint["loops"]["fit_loop"], position)
 
     def add_base(self, checkpoint: dict[str, Any]) -> None:

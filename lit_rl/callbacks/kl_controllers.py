@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from lit_rl.algorithms.hooks import RLCallback, callbacks_of
+from lit_rl.data import prompt_data
 from lit_rl.evaluation import widest_float
 from lit_rl.functional import kl_k1, sum_over_ranks
 from lit_rl.types import Experience, ScoredRollout
@@ -238,9 +239,8 @@ class AdaptiveKL(KLController):
             ValueError: if there are so many responses that the weight could fall below 0.
         """
         super().setup(trainer, pl_module, stage)
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "fit" and datamodule is not None:
-            _check_horizon(self.horizon, datamodule.batch_size * pl_module.group_size)
+        if stage == "fit" and (data := prompt_data(trainer)) is not None:
+            _check_horizon(self.horizon, data.batch_size * pl_module.group_size)
 
     def coefficient(self, iteration: int) -> float:
         """Return the weight of the KL in the next iteration, whichever that is."""
