@@ -1,6 +1,7 @@
 """The policy: log-probs and entropy of given responses under a Hugging Face causal LM."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -190,8 +191,7 @@ class Policy(ResponseReader):
     @property
     def base_model(self) -> PreTrainedModel:
         """The model without its head."""
-        base: PreTrainedModel = self.model.base_model  # type: ignore[assignment]
-        return base
+        return cast(PreTrainedModel, self.model.base_model)
 
     @property
     def hidden_size(self) -> int:

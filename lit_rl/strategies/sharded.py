@@ -137,7 +137,8 @@ class ShardedParallelism(Parallelism):
             return type(output), vars(output).copy()
 
         kind, values = self.root(tensors)
-        return kind(**values)  # type: ignore[no-any-return]
+        output: T = kind(**values)
+        return output
 
     @property
     @abstractmethod
