@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from lit_rl.algorithms import RLModule
+from lit_rl.algorithms.hooks import callbacks_of
 from lit_rl.algorithms.optimization import check_precision
 from lit_rl.callbacks import EndTogether, IterationProgressBar, StopOnInterrupt
 from lit_rl.callbacks.metrics_file import MetricsFile
@@ -142,8 +143,7 @@ class RLCLI(LightningCLI):
             if path := self.config[subcommand].ckpt_path:
                 parallelism_of(self.trainer.strategy).check_checkpoint(Path(path))
             super()._run_subcommand(subcommand)
-            callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-            stopped = any(isinstance(c, StopOnInterrupt) and c.stopped for c in callbacks)
+            stopped = any(c.stopped for c in callbacks_of(self.trainer, StopOnInterrupt))
             if stopped and self.trainer.local_rank == 0:
                 sys.exit(EXIT_CODE)
         except (ValueError, OSError, EOFError, ImportError, MisconfigurationException) as error:

@@ -277,3 +277,9 @@ class PromptDataModule(L.LightningDataModule):
                 "position means nothing here. Keep both, or continue from the end of an epoch"
             )
         self.train_batches.resume(state_dict["epoch"], state_dict["first_batch"])
+
+
+def prompt_data(trainer: L.Trainer) -> PromptDataModule | None:
+    """Return the data of a trainer; None where it has none, or others than prompts of a task."""
+    untyped: Any = trainer  # Lightning says nothing of this attribute
+    return untyped.datamodule if isinstance(untyped.datamodule, PromptDataModule) else None

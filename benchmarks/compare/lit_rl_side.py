@@ -95,12 +95,12 @@ class PlannedEnds:
             if name.startswith("lit_rl.") and vars(module).get("row_uniforms") is row_uniforms
         ]
         for module in users:
-            module.row_uniforms = self  # type: ignore[attr-defined]
+            vars(module)["row_uniforms"] = self
         try:
             yield
         finally:
             for module in users:
-                module.row_uniforms = row_uniforms  # type: ignore[attr-defined]
+                vars(module)["row_uniforms"] = row_uniforms
 
 
 class Measurement(RLCallback):

@@ -14,7 +14,7 @@ from lit_rl.aggregations import Aggregation, TokenMean
 from lit_rl.algorithms.grpo import GRPO
 from lit_rl.algorithms.rl_module import REFILL
 from lit_rl.algorithms.rounds import Group, choose_groups, gathered_groups
-from lit_rl.data import PromptDataModule
+from lit_rl.data import prompt_data
 from lit_rl.functional import gather_over_ranks
 from lit_rl.generation import SamplingSettings
 from lit_rl.policy_losses import ClippedSurrogate
@@ -94,8 +94,7 @@ class DAPO(GRPO):
     def setup(self, stage: str) -> None:
         """Refuse data that cannot give the prompts of a further round."""
         super().setup(stage)
-        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "fit" and self.max_rounds > 1 and not isinstance(datamodule, PromptDataModule):
+        if stage == "fit" and self.max_rounds > 1 and prompt_data(self.trainer) is None:
             raise ValueError(
                 f"max_rounds {self.max_rounds} needs a data module that gives further prompts, "
                 "lit_rl.data.PromptDataModule; use it, or max_rounds 1"
@@ -122,9 +121,9 @@ class DAPO(GRPO):
 
     def further_prompts(self, draw: int) -> Prompts:
         """Return prompts for a further round, the share of this rank."""
-        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        drawn: Prompts = datamodule.drawn_prompts((self.seed, REFILL, self.iteration, draw))
-        return drawn.to(self.device)
+        data = prompt_data(self.trainer)
+        assert data is not None  # see `setup`
+        return data.drawn_prompts((self.seed, REFILL, self.iteration, draw)).to(self.device)
 
     def batch_of(self, rounds: list[ScoredRollout], groups: list[Group]) -> ScoredRollout:
         """Return the groups as one rollout; those without signal are masked.

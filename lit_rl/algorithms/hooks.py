@@ -1,12 +1,13 @@
 """The moments of an iteration at which a callback may look at it."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning.pytorch import Callback, Trainer
 
 from lit_rl.types import Experience, ScoredRollout, Update
 
 Hook = Literal["on_scored", "on_rollout", "on_minibatch", "on_iteration_end"]
+CallbackT = TypeVar("CallbackT", bound=Callback)
 
 
 class RLCallback(Callback):
@@ -91,6 +92,17 @@ class RLCallback(Callback):
         """
 
 
+def callbacks_of(trainer: Trainer, kind: type[CallbackT]) -> list[CallbackT]:
+    """Return the callbacks of a trainer that are of one kind, in their order.
+
+    Args:
+        trainer: the trainer.
+        kind: their class, or one above it.
+    """
+    untyped: Any = trainer  # Lightning says nothing of this attribute
+    return [callback for callback in untyped.callbacks if isinstance(callback, kind)]
+
+
 def call_hooks(trainer: Trainer, hook: Hook, module: Any, *arguments: Any) -> None:
     """Call one hook of every `RLCallback` of the trainer, in the order of its callbacks.
 
@@ -100,6 +112,5 @@ def call_hooks(trainer: Trainer, hook: Hook, module: Any, *arguments: Any) -> No
         module: the algorithm.
         arguments: what the hook receives after `trainer` and `module`.
     """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, RLCallback):
-            getattr(callback, hook)(trainer, module, *arguments)
+    for callback in callbacks_of(trainer, RLCallback):
+        getattr(callback, hook)(trainer, module, *arguments)

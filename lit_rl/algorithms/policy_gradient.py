@@ -12,12 +12,13 @@ from torch import Tensor
 from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.aggregations import Aggregation, Totals
 from lit_rl.algorithms.free_memory import return_free_memory
-from lit_rl.algorithms.hooks import RLCallback, call_hooks
+from lit_rl.algorithms.hooks import RLCallback, call_hooks, callbacks_of
 from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
 from lit_rl.algorithms.rl_module import ROLLOUT, SHUFFLE
 from lit_rl.algorithms.setting_checks import check_policy_gradient
 from lit_rl.algorithms.updating_module import UpdatingModule
+from lit_rl.data import prompt_data
 from lit_rl.functional import sum_over_ranks, top_fraction
 from lit_rl.generation import SamplingSettings
 from lit_rl.kl_penalties import KLInLoss, KLPenalty
@@ -134,17 +135,14 @@ class PolicyGradient(UpdatingModule):
     @property
     def uses_reference(self) -> bool:
         """Whether a KL term, or a callback, needs the frozen reference."""
-        return self.kl_coef > 0 or any(
-            isinstance(callback, RLCallback) and callback.needs_reference
-            for callback in (self._trainer.callbacks if self._trainer else ())  # type: ignore[attr-defined]
-        )
+        callbacks = callbacks_of(self._trainer, RLCallback) if self._trainer else []
+        return self.kl_coef > 0 or any(callback.needs_reference for callback in callbacks)
 
     def setup(self, stage: str) -> None:
         """Refuse a batch that does not divide into minibatches, before any work is done."""
         super().setup(stage)
-        datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "fit" and datamodule is not None:
-            check_minibatches(datamodule.batch_size, self.group_size, self.num_minibatches)
+        if stage == "fit" and (data := prompt_data(self.trainer)) is not None:
+            check_minibatches(data.batch_size, self.group_size, self.num_minibatches)
 
     def training_step(self, prompts: Prompts, batch_idx: int) -> None:
         """One iteration: a Lightning batch is a batch of prompts."""

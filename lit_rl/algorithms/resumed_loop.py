@@ -29,5 +29,8 @@ class ResumedFitLoop(_FitLoop):
 
 def take_resumed_loop(trainer: Trainer) -> None:
     """Let a trainer go on where its run was: what was checked at the start is not checked again."""
-    trainer.fit_loop.__class__ = ResumedFitLoop
+    loop = ResumedFitLoop(trainer)
+    # Its settings and data, which are set up already where a strategy loads weights itself.
+    vars(loop).update(vars(trainer.fit_loop))
+    trainer.fit_loop = loop
     trainer.num_sanity_val_steps = 0

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.algorithms.due_validation import validate_now
-from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.hooks import RLCallback, callbacks_of
 from lit_rl.algorithms.identity import check_identity, model_name, tokenizer_name
 from lit_rl.algorithms.non_finite import check_finite_weights
 from lit_rl.algorithms.optimization import check_trainer, hyperparameters, restore_hyperparameters
@@ -20,7 +20,7 @@ from lit_rl.algorithms.policy_module import PolicyModule
 from lit_rl.algorithms.random_state import random_states, restore_random_states
 from lit_rl.algorithms.resumed_loop import take_resumed_loop
 from lit_rl.algorithms.schedules import Shape, schedule
-from lit_rl.data import PromptDataModule, align_loop
+from lit_rl.data import align_loop, prompt_data
 from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.models.adapters import without_base
 from lit_rl.rewards import Reward
@@ -220,9 +220,8 @@ class RLModule(PolicyModule):
             )
         if self.is_for_training:
             take_resumed_loop(self.trainer)
-        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        position = checkpoint.get(type(datamodule).__qualname__)
-        if isinstance(datamodule, PromptDataModule) and position:
+        data = prompt_data(self.trainer)
+        if data is not None and (position := checkpoint.get(type(data).__qualname__)):
             align_loop(checkpoint["loops"]["fit_loop"], position)
 
     def add_base(self, checkpoint: dict[str, Any]) -> None:
@@ -275,10 +274,7 @@ class RLModule(PolicyModule):
 
     @property
     def _is_reference_restored(self) -> bool:
-        return any(
-            isinstance(callback, RLCallback) and callback.moves_reference
-            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
-        )
+        return any(c.moves_reference for c in callbacks_of(self.trainer, RLCallback))
 
     def on_validation_epoch_start(self) -> None:
         """Begin to collect."""

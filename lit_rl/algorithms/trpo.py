@@ -18,6 +18,7 @@ from lit_rl.algorithms.policy_gradient import PolicyGradient
 from lit_rl.algorithms.rl_module import SHUFFLE
 from lit_rl.algorithms.setting_checks import check_trpo
 from lit_rl.algorithms.trust_region import TrustRegion
+from lit_rl.data import prompt_data
 from lit_rl.functional import sum_over_ranks
 from lit_rl.functional.trust_region import (
     LineSearchStep,
@@ -135,9 +136,8 @@ class TRPO(ActorCritic):
                 "derivatives of the KL, of which the step of TRPO is made. Use --trainer.precision "
                 "32-true"
             )
-        datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "fit" and datamodule is not None:
-            num_rows = datamodule.batch_size * self.group_size // self.num_minibatches
+        if stage == "fit" and (data := prompt_data(self.trainer)) is not None:
+            num_rows = data.batch_size * self.group_size // self.num_minibatches
             if num_rows % self.fisher_one_in:
                 valid = [n for n in range(1, num_rows + 1) if num_rows % n == 0]
                 nearest = min(valid, key=lambda n: abs(n - self.fisher_one_in))

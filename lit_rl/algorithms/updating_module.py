@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -70,8 +71,10 @@ class UpdatingModule(RLModule):
         )
         counts = bool(totals.tokens)
         finite = finite_on_all_ranks(loss)
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)  # there is one
         grad_norms = self.parallelism.step(
-            self.optimizers(),  # type: ignore[arg-type]
+            optimizer,
             max_grad_norm=self.max_grad_norm,
             resting=self.resting_groups,
             counts=counts and finite,

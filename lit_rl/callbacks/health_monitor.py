@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lit_rl.algorithms import TRPO, ActorCritic
-from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.hooks import RLCallback, callbacks_of
 from lit_rl.callbacks import health_alarms as alarms
 from lit_rl.callbacks.critic_metrics import CriticMetrics
 from lit_rl.callbacks.health_alarms import COMPARED, Alarm, Reading
@@ -146,9 +146,8 @@ class HealthMonitor(RLCallback):
             RatioMetrics,
             *([CriticMetrics] * isinstance(pl_module, ActorCritic)),
         ]
-        present = trainer.callbacks  # type: ignore[attr-defined]
         for kind in needed:
-            if not any(isinstance(callback, kind) for callback in present):
+            if not callbacks_of(trainer, kind):
                 rank_zero_warn(
                     f"HealthMonitor reads metrics of {kind.__name__}, which is not there, and is "
                     f"silent about what they would show: add lit_rl.callbacks.{kind.__name__}"

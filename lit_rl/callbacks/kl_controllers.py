@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch import Trainer
 
-from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.hooks import RLCallback, callbacks_of
+from lit_rl.data import prompt_data
 from lit_rl.evaluation import widest_float
 from lit_rl.functional import kl_k1, sum_over_ranks
 from lit_rl.types import Experience, ScoredRollout
@@ -46,8 +47,7 @@ class KLController(RLCallback, ABC):
         if stage != "fit":
             return
         name = type(self).__name__
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        names = [type(other).__name__ for other in callbacks if isinstance(other, KLController)]
+        names = [type(other).__name__ for other in callbacks_of(trainer, KLController)]
         if len(names) > 1:
             raise ValueError(f"one of {' and '.join(names)} can set kl_coef, not all: leave one")
         if pl_module.skip_zero_advantages:
@@ -239,9 +239,8 @@ class AdaptiveKL(KLController):
             ValueError: if there are so many responses that the weight could fall below 0.
         """
         super().setup(trainer, pl_module, stage)
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "fit" and datamodule is not None:
-            _check_horizon(self.horizon, datamodule.batch_size * pl_module.group_size)
+        if stage == "fit" and (data := prompt_data(trainer)) is not None:
+            _check_horizon(self.horizon, data.batch_size * pl_module.group_size)
 
     def coefficient(self, iteration: int) -> float:
         """Return the weight of the KL in the next iteration, whichever that is."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch import Trainer
 
-from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.hooks import RLCallback, callbacks_of
 from lit_rl.models.adapters import base_names, base_parameters, switch_adapter, without_base
 
 STATE = "lit_rl_reference"
@@ -53,10 +53,8 @@ class ReferenceSync(RLCallback):
             ValueError: if `kl_coef` is 0 and no other callback needs the reference.
         """
         used = pl_module.kl_coef > 0 or any(
-            isinstance(callback, RLCallback)
-            and callback.needs_reference
-            and not isinstance(callback, ReferenceSync)
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            callback.needs_reference and not isinstance(callback, ReferenceSync)
+            for callback in callbacks_of(trainer, RLCallback)
         )
         if stage == "fit" and not used:
             raise ValueError(

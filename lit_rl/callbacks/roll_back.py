@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_rl.algorithms.hooks import RLCallback
+from lit_rl.algorithms.hooks import RLCallback, callbacks_of
 from lit_rl.callbacks.iteration_checkpoint import IterationCheckpoint
 from lit_rl.checkpoints import VerifiedCheckpointIO, verify
 from lit_rl.strategies import parallelism_of
@@ -61,8 +61,8 @@ def roll_back(trainer: Trainer, module: Any, good_until: int) -> int | None:
         return None
     checkpoint = trainer.strategy.load_checkpoint(path)
     module.go_back_to(checkpoint)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, RLCallback) and callback.goes_back:
+    for callback in callbacks_of(trainer, RLCallback):
+        if callback.goes_back:
             if callback.state_key in checkpoint["callbacks"]:
                 callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
             callback.on_load_checkpoint(trainer, module, checkpoint)
@@ -89,8 +89,4 @@ def newest_whole(iterations: Mapping[str, int]) -> str | None:
 
 
 def _keepers(trainer: Trainer) -> list[IterationCheckpoint]:
-    return [
-        callback
-        for callback in trainer.callbacks  # type: ignore[attr-defined]
-        if isinstance(callback, IterationCheckpoint) and callback.save_top_k == -1
-    ]
+    return [c for c in callbacks_of(trainer, IterationCheckpoint) if c.save_top_k == -1]

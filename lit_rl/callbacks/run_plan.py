@@ -7,12 +7,14 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.table import Table
 
+from lit_rl.algorithms.hooks import callbacks_of
 from lit_rl.callbacks.batch_ledger import BatchLedger
 from lit_rl.callbacks.footprint import footprint, strategy_of
 from lit_rl.callbacks.formula import algorithm_formulas
 from lit_rl.callbacks.kl_controllers import KLController
 from lit_rl.callbacks.suspicious_settings import suspicious_settings
 from lit_rl.callbacks.terminal import cell, console
+from lit_rl.data import PromptDataModule, prompt_data
 
 CHARACTERS = 400
 GIB = 2**30
@@ -32,46 +34,41 @@ class RunPlan(Callback):
         if trainer.is_global_zero:
             formulas = algorithm_formulas(pl_module, first_kl_coef(trainer, pl_module))
             console().print(plan_table(type(pl_module).__name__, formulas))
-            if (ledger := batch_ledger(trainer, pl_module)) is not None:
+            if (data := prompt_data(trainer)) is not None:
+                ledger = batch_ledger(trainer, pl_module, data)
                 console().print(plan_table("batches", ledger.lines()))
-                console().print(plan_table("memory", memory_lines(trainer, pl_module)))
+                console().print(plan_table("memory", memory_lines(trainer, pl_module, data)))
         for sentence in suspicious_settings(trainer, pl_module):
             rank_zero_warn(sentence)
 
 
 def first_kl_coef(trainer: Trainer, module: Any) -> float:
     """Return the weight of the KL in the first iteration, which a controller may set."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, KLController):
-            return callback.coefficient(module.iteration)
-    return float(module.kl_coef)
+    controllers = callbacks_of(trainer, KLController)
+    return float(controllers[0].coefficient(module.iteration) if controllers else module.kl_coef)
 
 
-def batch_ledger(trainer: Trainer, module: Any) -> BatchLedger | None:
-    """Return the counts of a run; None where the data are no `PromptDataModule`."""
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-    if datamodule is None:
-        return None
+def batch_ledger(trainer: Trainer, module: Any, data: PromptDataModule) -> BatchLedger:
+    """Return the counts of a run."""
     return BatchLedger(
-        prompts=datamodule.batch_size,
+        prompts=data.batch_size,
         group_size=module.group_size,
         epochs=module.update_epochs,
         minibatches=module.num_minibatches,
         ranks=trainer.world_size,
-        longest_row=datamodule.max_prompt_tokens + module.sampling.max_new_tokens,
+        longest_row=data.max_prompt_tokens + module.sampling.max_new_tokens,
         micro_batch_tokens=module.micro_batch_tokens,
         iterations=module.num_iterations,
         rounds=getattr(module, "max_rounds", 1),
     )
 
 
-def memory_lines(trainer: Trainer, module: Any) -> dict[str, str]:
+def memory_lines(trainer: Trainer, module: Any, data: PromptDataModule) -> dict[str, str]:
     """Return what a run needs of the memory of each device, by `footprint`, or why that is open."""
     if module.source.quantized or not module.policy.can_pack:
         return {"estimate": "none, for 4-bit weights or for this architecture"}
     devices = trainer.world_size
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-    held = footprint(module, datamodule, devices)
+    held = footprint(module, data, devices)
     strategy = strategy_of(trainer.strategy)
     stages = held.stages(strategy, devices)
     stage = max(stages, key=lambda name: stages[name])

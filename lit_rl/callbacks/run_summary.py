@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.table import Table
 
+from lit_rl.algorithms.hooks import callbacks_of
 from lit_rl.callbacks.held_out import held_out_metrics, held_out_names, with_standard_error
 from lit_rl.callbacks.hugging_face_export import HuggingFaceExport
 from lit_rl.callbacks.learning_curve import LearningCurve
@@ -18,7 +19,8 @@ from lit_rl.callbacks.terminal import console
 class RunSummary(Callback):
     """Prints held-out metrics before and after training, some responses, and where everything is.
 
-    "Before" is the first validation of the run, also of one that was resumed.
+    "Before" is the first validation of the run and "after" the last, also of one that was resumed;
+    where there was no other there is one column. A line says so where the last was not of the end.
 
     Args:
         num_samples: responses to held-out prompts that are shown.
@@ -50,16 +52,20 @@ class RunSummary(Callback):
         if samples:
             console().print(sample_table("greedy responses to held-out prompts", samples))
         lines = {"iterations": str(pl_module.iteration), "seconds": f"{seconds:.1f}"}
+        if self.after and self.after["iteration"] != pl_module.iteration:
+            last = f"iteration {self.after['iteration']:.0f}"
+            lines["last validation"] = f"{last}; the weights of the end were not validated"
         for name, value in (lines | _paths(trainer)).items():
             console().print(f"{name}: {value}", soft_wrap=True, markup=False, highlight=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metrics before training."""
-        return {"before": dict(self.before)}
+        """Return the first and the last held-out metrics."""
+        return {"before": dict(self.before), "after": dict(self.after)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the metrics from before the first of the runs."""
+        """Go on from the metrics of the runs before."""
         self.before = dict(state_dict["before"])
+        self.after = dict(state_dict.get("after", self.before))
 
 
 def metrics_table(before: Mapping[str, float], after: Mapping[str, float]) -> Table:
@@ -68,20 +74,21 @@ def metrics_table(before: Mapping[str, float], after: Mapping[str, float]) -> Ta
     Args:
         before: metrics by name, and the `iteration` after which they were measured; a standard
             error has the name of its metric and a suffix.
-        after: the same later.
+        after: the same later; of the same iteration, they are one column.
     """
     table = Table(title="held-out prompts", title_justify="left")
     table.add_column("metric")
-    table.add_column(f"iteration {before['iteration']:.0f}", justify="right")
-    table.add_column(f"iteration {after['iteration']:.0f}", justify="right")
+    columns = {f"iteration {column['iteration']:.0f}": column for column in (before, after)}
+    for title in columns:
+        table.add_column(title, justify="right")
     for name in held_out_names(after):
-        table.add_row(name, with_standard_error(before, name), with_standard_error(after, name))
+        table.add_row(name, *(with_standard_error(column, name) for column in columns.values()))
     return table
 
 
 def _paths(trainer: Trainer) -> dict[str, str]:
     paths = {}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in callbacks_of(trainer, Callback):
         if isinstance(callback, LearningCurve):
             paths["curve"] = str(callback.path)
         if isinstance(callback, HuggingFaceExport):

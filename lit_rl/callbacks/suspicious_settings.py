@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from lit_rl.advantages import ReturnToGo
 from lit_rl.aggregations import TokenMean, TokenSum
 from lit_rl.algorithms import TRPO, ActorCritic, PenalizedTRPO
+from lit_rl.algorithms.hooks import RLCallback, callbacks_of
 from lit_rl.callbacks.kl_controllers import AdaptiveKL, FixedKL, KLController
 from lit_rl.callbacks.stop_on_kl import StopOnKL
 from lit_rl.policy_losses import (
@@ -69,12 +70,13 @@ def dual_clip_without_negative_advantages(trainer: Trainer, module: Any) -> Iter
 
 def reference_without_weight(trainer: Trainer, module: Any) -> Iterator[str]:
     """A reference costs memory and a pass, also where the weight of its KL is 0."""
-    moves = any(not isinstance(c, FixedKL) or c.coef > 0 for c in _of_kind(trainer, KLController))
+    controllers = callbacks_of(trainer, KLController)
+    moves = any(not isinstance(c, FixedKL) or c.coef > 0 for c in controllers)
     if module.uses_reference and not module.kl_coef > 0 and not moves:
         needed = [
             type(callback).__name__
-            for callback in _callbacks(trainer)
-            if getattr(callback, "needs_reference", False)
+            for callback in callbacks_of(trainer, RLCallback)
+            if callback.needs_reference
         ]
         yield (
             f"{', '.join(needed)} loads the reference, at the price of its memory and a pass, but "
@@ -118,7 +120,7 @@ def clip_that_never_acts(trainer: Trainer, module: Any) -> Iterator[str]:
 
 def ratios_without_bound(trainer: Trainer, module: Any) -> Iterator[str]:
     """Several updates on a surrogate that nothing keeps near the policy that sampled."""
-    bounded = isinstance(module, TRPO | PenalizedTRPO) or _of_kind(trainer, StopOnKL)
+    bounded = isinstance(module, TRPO | PenalizedTRPO) or callbacks_of(trainer, StopOnKL)
     if type(_loss(module)) is Surrogate and module.steps_per_iteration > 1 and not bounded:
         yield (
             f"Surrogate takes {module.steps_per_iteration} updates per rollout without a clip, so "
@@ -129,13 +131,13 @@ def ratios_without_bound(trainer: Trainer, module: Any) -> Iterator[str]:
 
 def targets_in_another_unit(trainer: Trainer, module: Any) -> Iterator[str]:
     """A KL of a response is that of a token times its length."""
-    of_token = {f"limit of {type(c).__name__}": c.limit for c in _of_kind(trainer, StopOnKL)}
+    of_token = {f"limit of {type(c).__name__}": c.limit for c in callbacks_of(trainer, StopOnKL)}
     if isinstance(module, TRPO):
         of_token["max_kl"] = module.max_kl
     if isinstance(module, PenalizedTRPO) and module.target_kl is not None:
         of_token["target_kl"] = module.target_kl
     longest = module.sampling.max_new_tokens
-    for controller in _of_kind(trainer, AdaptiveKL):
+    for controller in callbacks_of(trainer, AdaptiveKL):
         if controller.unit == "nats_per_token":
             of_token["target of AdaptiveKL"] = controller.target
         elif controller.target < SMALL_KL_PER_RESPONSE:
@@ -216,11 +218,3 @@ def _loss(module: Any) -> PolicyLoss:
     """Return the policy loss, without the mask around it."""
     loss: PolicyLoss = module.policy_loss
     return loss.loss if isinstance(loss, OffPolicySequenceMask) else loss
-
-
-def _callbacks(trainer: Trainer) -> list[Any]:
-    return list(trainer.callbacks)  # type: ignore[attr-defined]
-
-
-def _of_kind(trainer: Trainer, kind: type) -> list[Any]:
-    return [callback for callback in _callbacks(trainer) if isinstance(callback, kind)]

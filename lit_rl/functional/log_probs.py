@@ -259,13 +259,13 @@ class _LogProbAndEntropy(torch.autograd.Function):
         if of_log_probs is None and of_entropy is None:
             return None, None
         gradient = vocab_log_probs.exp()
-        if of_entropy is None:
-            gradient.mul_(-of_log_probs[:, None])  # type: ignore[index]
-        else:
+        if of_entropy is not None:
             weights = (vocab_log_probs + entropy[:, None]).mul_(of_entropy[:, None])
             if of_log_probs is not None:
                 weights.add_(of_log_probs[:, None])
             gradient.mul_(weights.neg_())
+        elif of_log_probs is not None:
+            gradient.mul_(-of_log_probs[:, None])
         if of_log_probs is not None:
             gradient.scatter_add_(-1, targets[:, None], of_log_probs[:, None])
         return gradient, None

@@ -68,6 +68,7 @@ class RandomCausalLM(CausalLMSource):
 
     def load_model(self, config: PretrainedConfig) -> PreTrainedModel:
         """Return a model with random weights."""
-        return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=DTYPES[self.dtype], attn_implementation=self.attn_implementation
         )
+        return model

@@ -25,9 +25,9 @@ def scorer(data_set: str) -> Callable[[str, dict[str, Any]], float]:
     import reasoning_gym
 
     settings = ast.literal_eval(data_set)
-    return reasoning_gym.create_dataset(  # type: ignore[no-any-return]
-        settings["name"], **settings["config"]
-    ).score_answer
+    made = reasoning_gym.create_dataset(settings["name"], **settings["config"])
+    score: Callable[[str, dict[str, Any]], float] = made.score_answer
+    return score
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def of_rank_0(function: Callable[[], T], shared: nn.Module | None, device: torch
     [(content, problem)] = received
     if content is None:
         raise ValueError(problem)
-    return read(content, shared)  # type: ignore[no-any-return]
+    copy: T = read(content, shared)
+    return copy
 
 
 def handed_out(weights: list[Tensor], device: torch.device) -> Iterator[Tensor]:

@@ -2,31 +2,23 @@
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
-from datasets import Dataset
 
-from lit_rl.tasks.base import Task
-from lit_rl.tasks.columns import check_held_out, split_by_prompt, task_data_set, warn_of_overlap
+from lit_rl.tasks.column_task import ColumnTask
+from lit_rl.tasks.columns import check_held_out
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFiles(Task):
+class DataFiles(ColumnTask):
     """Prompts and answers in `.jsonl` files (one JSON object a line, UTF-8) or `.parquet` files.
 
     Args:
         train_file: the prompts to train on.
         held_out_file: the prompts to evaluate on.
-        held_out_fraction: instead of `held_out_file`: share of the prompts of `train_file` that is
-            held out. Rows with equal prompts stay on one side.
-        prompt_column: name of the column of prompts: texts, or lists of chat messages.
-        answer_column: name of the column of reference answers: texts or whole numbers. None: there
-            are no answers.
-        seed: seed of the choice of held-out prompts, independent of the seed of a run.
 
     Raises:
         ValueError: unless exactly one of `held_out_file` and `held_out_fraction` is given.
@@ -34,45 +26,24 @@ class DataFiles(Task):
 
     train_file: str
     held_out_file: str | None = None
-    held_out_fraction: float | None = None
-    prompt_column: str = "prompt"
-    answer_column: str | None = "answer"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_held_out("held_out_file", self.held_out_file, self.held_out_fraction)
 
-    def train(self) -> Dataset:
-        """Return the prompts to train on."""
-        return self._sides[0]
+    @property
+    def sources(self) -> tuple[str, str | None]:
+        """The two files."""
+        return self.train_file, self.held_out_file
 
-    def held_out(self) -> Dataset:
-        """Return the prompts to evaluate on."""
-        return self._sides[1]
-
-    @cached_property
-    def _sides(self) -> tuple[Dataset, Dataset]:
-        train = self._read(self.train_file)
-        if self.held_out_fraction is not None:
-            return split_by_prompt(train, self.held_out_fraction, self.seed)
-        assert self.held_out_file is not None
-        held_out = self._read(self.held_out_file)
-        warn_of_overlap(train, held_out)
-        return train, held_out
-
-    def _read(self, file: str) -> Dataset:
+    def read(self, source: str) -> tuple[dict[str, list[Any]], list[str], str]:
+        """Return the columns of a file, what to call its rows, and its path."""
         readers = {".jsonl": json_lines, ".parquet": parquet}
-        suffix = Path(file).suffix
+        suffix = Path(source).suffix
         if suffix not in readers:
-            raise ValueError(f"{file} must end in one of {sorted(readers)}, such as prompts.jsonl")
-        columns, rows = readers[suffix](file)
-        return task_data_set(
-            columns,
-            prompt_column=self.prompt_column,
-            answer_column=self.answer_column,
-            source=file,
-            rows=rows,
-        )
+            raise ValueError(
+                f"{source} must end in one of {sorted(readers)}, such as prompts.jsonl"
+            )
+        return *readers[suffix](source), source
 
 
 def json_lines(file: str) -> tuple[dict[str, list[Any]], list[str]]:
