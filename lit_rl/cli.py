@@ -119,7 +119,7 @@ class RLCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the folder of this run, and the run that `--ckpt_path last` means."""
         config = self.config[self.subcommand]
-        root = Path(config.trainer.default_root_dir or "runs")
+        root = outside_of_runs(Path(config.trainer.default_root_dir or "runs"))
         algorithm = config.model.class_path.rpartition(".")[2].lower()
         name = algorithm if self.subcommand == "fit" else f"{algorithm}-{self.subcommand}"
         with self._readable_errors():
@@ -204,6 +204,8 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*torch.distributed.* is deprecated")
     tips = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     tips.addFilter(lambda record: "litlogger" not in record.getMessage())
+    no_gpu = logging.getLogger("DeepSpeed")  # which transformers imports where it is installed
+    no_gpu.addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
     disable_progress_bar()  # of reading and writing weights
 
 
@@ -253,6 +255,16 @@ def checkpoint_path(path: str, root: Path, algorithm: str) -> Path:
             f"{root}/.../checkpoints/last.ckpt, or last for the newest run of {algorithm}"
         )
     return Path(path)
+
+
+def outside_of_runs(root: Path) -> Path:
+    """Return the folder of the runs where `root` is that of one, as in the `config.yaml` of a run.
+
+    Args:
+        root: the folder that a configuration names.
+    """
+    is_run = re.match(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-", root.name)  # as `new_folder` names them
+    return root.parent if is_run and (root / "config.yaml").is_file() else root
 
 
 def new_folder(root: Path, name: str) -> Path:

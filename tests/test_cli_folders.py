@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lit_rl.checkpoints import replacing
-from lit_rl.cli import last_checkpoint, new_folder
+from lit_rl.cli import last_checkpoint, new_folder, outside_of_runs
 
 
 @pytest.fixture
@@ -34,6 +34,17 @@ def test_a_folder_is_named_by_its_time_and_algorithm_and_counted_where_it_exists
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 10
     assert all(re.fullmatch(r"[\d_-]{19}-grpo(-\d+)?", name) for name in names)
+
+
+def test_a_run_of_the_configuration_of_another_lies_beside_it(tmp_path):
+    """The `config.yaml` of a run names the folder of that run."""
+    run = new_folder(tmp_path, "grpo")
+    run.mkdir()
+    assert outside_of_runs(run) == run  # a folder of the user's that is called like a run
+    (run / "config.yaml").touch()
+    assert outside_of_runs(run) == tmp_path
+    (tmp_path / "config.yaml").touch()
+    assert outside_of_runs(tmp_path) == tmp_path
 
 
 def test_the_newest_checkpoint_is_meant_whatever_its_folder_is_called(tmp_path, checkpoint):

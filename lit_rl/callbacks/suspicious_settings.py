@@ -172,13 +172,13 @@ def schedules_longer_than_the_run(trainer: Trainer, module: Any) -> Iterator[str
     if iterations is None:
         return
     steps = iterations * module.steps_per_iteration
-    if module.warmup_steps >= steps:
+    if 0 < steps <= module.warmup_steps:
         yield (
             f"warmup_steps {module.warmup_steps} is not less than the {steps} optimizer steps of "
             f"the run, so that the learning rate never reaches its value: set it to {steps // 10}, "
             "a tenth of them, or train longer"
         )
-    if isinstance(module, ActorCritic) and module.critic_warmup >= iterations:
+    if isinstance(module, ActorCritic) and 0 < iterations <= module.critic_warmup:
         yield (
             f"critic_warmup {module.critic_warmup} is not less than the {iterations} iterations of "
             "the run, so that the policy is never trained: set it lower, or train longer"

@@ -17,7 +17,7 @@ class ColumnTask(Task):
 
     Args:
         held_out_fraction: in place of a source of held-out prompts: share of the prompts to train
-            on that is held out. Rows with equal prompts stay on one side.
+            on that is held out; None: a tenth. Rows with equal prompts stay on one side.
         prompt_column: name of the column of prompts: texts, or lists of chat messages.
         answer_column: name of the column of reference answers: texts or whole numbers. None: there
             are no answers.
@@ -50,9 +50,9 @@ class ColumnTask(Task):
     def _sides(self) -> tuple[Dataset, Dataset]:
         source, held_out_source = self.sources
         train = self._data_set(source)
-        if self.held_out_fraction is not None:
-            return split_by_prompt(train, self.held_out_fraction, self.seed)
-        assert held_out_source is not None  # see `check_held_out`
+        if held_out_source is None:
+            fraction = 0.1 if self.held_out_fraction is None else self.held_out_fraction
+            return split_by_prompt(train, fraction, self.seed)
         held_out = self._data_set(held_out_source)
         warn_of_overlap(train, held_out)
         return train, held_out

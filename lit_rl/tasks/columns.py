@@ -145,13 +145,12 @@ def warn_of_overlap(train: Dataset, held_out: Dataset) -> None:
 
 
 def check_held_out(name: str, value: str | None, fraction: float | None) -> None:
-    """Check that there is one way to the held-out prompts.
+    """Check that there are not two ways to the held-out prompts.
 
     Raises:
-        ValueError: if both ways are given, or none.
+        ValueError: if there are.
     """
-    if (value is None) == (fraction is None):
+    if value is not None and fraction is not None:
         raise ValueError(
-            f"{name} is {value!r} and held_out_fraction is {fraction}: give one of the two, "
-            "such as held_out_fraction: 0.1"
+            f"{name} is {value!r} and held_out_fraction is {fraction}: leave out one of the two"
         )

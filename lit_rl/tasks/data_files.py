@@ -21,7 +21,7 @@ class DataFiles(ColumnTask):
         held_out_file: the prompts to evaluate on.
 
     Raises:
-        ValueError: unless exactly one of `held_out_file` and `held_out_fraction` is given.
+        ValueError: if both `held_out_file` and `held_out_fraction` are given.
     """
 
     train_file: str

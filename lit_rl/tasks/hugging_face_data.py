@@ -21,7 +21,7 @@ class HuggingFaceData(ColumnTask):
         held_out_split: split to evaluate on.
 
     Raises:
-        ValueError: unless exactly one of `held_out_split` and `held_out_fraction` is given.
+        ValueError: if both `held_out_split` and `held_out_fraction` are given.
     """
 
     path: str

@@ -135,9 +135,13 @@ def test_other_files_are_refused(write, tmp_path):
         files(str(tmp_path / "none.jsonl")).train()
 
 
+def test_a_tenth_is_held_out_where_nothing_is_said_of_it(write):
+    """By hand: of 10 different prompts one."""
+    task = DataFiles(train_file=write(ROWS), prompt_column="question", answer_column="result")
+    assert [len(task.train()), len(task.held_out())] == [9, 1]
+
+
 def test_there_is_one_way_to_the_held_out_prompts(write):
-    with pytest.raises(ValueError, match=r"held_out_file is None and held_out_fraction is None"):
-        DataFiles(train_file="a.jsonl")
     with pytest.raises(ValueError, match=r"held_out_file is 'b.jsonl' and held_out_fraction is 0"):
         DataFiles(train_file="a.jsonl", held_out_file="b.jsonl", held_out_fraction=0.1)
     with pytest.raises(ValueError, match=r"held_out_fraction 0.01 of 10 different prompts"):

@@ -43,5 +43,5 @@ def test_a_bad_answer_is_an_error_that_says_where(tmp_path):
 
 
 def test_there_is_one_way_to_the_held_out_prompts():
-    with pytest.raises(ValueError, match="held_out_split is None and held_out_fraction is None"):
-        HuggingFaceData(path="x")
+    with pytest.raises(ValueError, match=r"held_out_split is 'test' and held_out_fraction is 0\.1"):
+        HuggingFaceData(path="x", held_out_split="test", held_out_fraction=0.1)
