@@ -42,11 +42,11 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
     "generator: TransformersGenerator": lambda: {"generator": TransformersGenerator()},
     "generator.cuda_graphs: true": lambda: {"generator": CachedGenerator(cuda_graphs=True)},
-    "packing: false": lambda: {"packing": False},
-    "flex_attention: true": lambda: {"flex_attention": True},
-    "cuda_graphs and flex_attention": lambda: {
+    "layout: padded": lambda: {"layout": "padded"},
+    "layout: packed_flex": lambda: {"layout": "packed_flex"},
+    "cuda_graphs and packed_flex": lambda: {
         "generator": CachedGenerator(cuda_graphs=True),
-        "flex_attention": True,
+        "layout": "packed_flex",
     },
     "gradient_checkpointing: true": lambda: {"gradient_checkpointing": True},
     "activation_offload: true": lambda: {"activation_offload": True},
@@ -57,7 +57,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "prompts_at_a_time": 2,
     },
 }
-NEED_A_GPU = ("cuda_graphs", "flex_attention", "activation_offload", "both")
+NEED_A_GPU = ("cuda_graphs", "packed_flex", "activation_offload", "both")
 WIDE = {"hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 16}
 NARROW = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 PROMPTS, GROUP_SIZE, WARM_UP, ITERATIONS = 8, 8, 1, 3

@@ -546,7 +546,7 @@ class Case:
         on_tables = type(name, (OnTables, self.kind), {"problem": self.problem})
         source, reward = RandomCausalLM(config={}, alphabet="0"), ExactAnswer()
         return on_tables(
-            source=source, reward=reward, group_size=GROUP_SIZE, packing=False, **self.settings
+            source=source, reward=reward, group_size=GROUP_SIZE, layout="padded", **self.settings
         )
 
     @cached_property

@@ -4,7 +4,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import lightning as L
 import torch
@@ -24,13 +24,15 @@ from lit_rl.models.adapters import (
     put_on_base,
     switch_adapter,
 )
-from lit_rl.models.flex_packing import FlexPackedAttention, flex_refusal
-from lit_rl.models.packing import PackedAttention
-from lit_rl.models.response_states import ResponseReader, packing_fits
+from lit_rl.models.flex_packing import flex_refusal
+from lit_rl.models.response_states import Layout, ResponseReader, packing_fits
 from lit_rl.strategies import Parallelism, parallelism_of
 from lit_rl.types import PolicyOutput, Prompts, Rollout, Sequences
 
 T = TypeVar("T")
+
+PLAINER: dict[Layout, Layout] = {"packed_flex": "packed", "packed": "padded"}
+"""What takes the place of a layout that an architecture does not fit."""
 
 
 class PolicyModule(L.LightningModule):
@@ -43,18 +45,19 @@ class PolicyModule(L.LightningModule):
         adapter: what is trained upon the frozen weights of the model; None: the weights themselves.
         micro_batch_tokens: tokens of one forward and backward pass, prompts and padding included;
             bounds the memory and changes no result.
-        packing: let all tokens of a pass form one row without padding, in which a prompt stands
-            once for all its responses: the same numbers for less work. A comparison on the first
-            rollouts switches it off, with a warning, for an architecture that it does not fit.
-        flex_attention: compute the attention of that row by torch's flex attention, compiled in the
-            first passes; for a CUDA device. The same comparison switches it off where it differs.
+        layout: how the rows of a pass lie in memory. `packed`: all tokens form one row without
+            padding, in which a prompt stands once for all its responses: the same numbers for less
+            work. `packed_flex`: the attention of that row is computed by torch's flex attention,
+            compiled in the first passes; for a CUDA device. `padded`: each row has the same width.
+            A comparison on the first rollouts falls back to the next plainer layout, with a
+            warning, for an architecture that does not fit.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
         activation_offload: keep activations, or those that checkpointing keeps, in host memory
             until the backward pass; for an accelerator.
         seed: seeds weights, shuffling and sampling; the CLI passes `seed_everything`.
 
     Raises:
-        ValueError: for weights in 4 bits without an adapter.
+        ValueError: for a layout that does not exist, and for weights in 4 bits without an adapter.
     """
 
     def __init__(
@@ -64,8 +67,7 @@ class PolicyModule(L.LightningModule):
         generator: Generator = CachedGenerator(),
         adapter: Adapter | None = None,
         micro_batch_tokens: int = 16384,
-        packing: bool = True,
-        flex_attention: bool = False,
+        layout: Layout = "packed",
         gradient_checkpointing: bool = False,
         activation_offload: bool = False,
         seed: int = 0,
@@ -76,9 +78,8 @@ class PolicyModule(L.LightningModule):
         self.generator = generator
         self.adapter = adapter
         self.micro_batch_tokens = micro_batch_tokens
-        self.packing = packing
+        self.layout = layout
         self.packing_verified = False
-        self.flex_attention = flex_attention
         self.gradient_checkpointing = gradient_checkpointing
         self.activation_offload = activation_offload
         self.seed = seed
@@ -87,6 +88,9 @@ class PolicyModule(L.LightningModule):
         # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
         self._reference: list[Policy] | None = None
         self.reference_fingerprint: str | None = None
+        if layout not in get_args(Layout):
+            known = ", ".join(get_args(Layout))
+            raise ValueError(f"layout {layout!r} is unknown; choose one of {known}")
         if source.quantized and adapter is None:
             raise ValueError(
                 "source.load_in_4bit freezes the weights: train an adapter upon them, such as "
@@ -135,10 +139,10 @@ class PolicyModule(L.LightningModule):
                 "run has no accelerator: use --model.gradient_checkpointing true to save memory, "
                 "or --trainer.accelerator gpu"
             )
-        if self.flex_attention and self.trainer.strategy.root_device.type != "cuda":
+        if self.layout == "packed_flex" and self.trainer.strategy.root_device.type != "cuda":
             raise ValueError(
-                "flex_attention has a backward pass on CUDA devices only: use "
-                "--model.flex_attention false, or --trainer.accelerator gpu"
+                "layout packed_flex has a backward pass on CUDA devices only: use "
+                "--model.layout packed, or --trainer.accelerator gpu"
             )
         if refusal := self.generator.refusal(self.trainer.strategy.root_device):
             raise ValueError(refusal)
@@ -168,8 +172,7 @@ class PolicyModule(L.LightningModule):
         with self.parallelism.building():
             self.build_models()
             self.save_memory()
-            self.pack(self.packing)
-            self.use_flex_attention(self.flex_attention)
+            self.lay_out(self.layout)
             if self.adapter is not None and not self.parallelism.weights_are_whole:
                 _ = self.base_fingerprint  # as long as the base is whole
             if self._reference:
@@ -232,55 +235,43 @@ class PolicyModule(L.LightningModule):
                 learner.enable_gradient_checkpointing()
                 learner.recomputes = True
 
-    def pack(self, packs: bool) -> None:
-        """Let every model read packed rows where it can, or none."""
-        self.packing = packs and all(reader.can_pack for reader in self.readers)
-        for reader in self.readers:
-            reader.packs = self.packing
-
-    def use_flex_attention(self, uses: bool) -> None:
-        """Let flex attention compute the packed rows of every model, or none.
+    def lay_out(self, layout: Layout) -> None:
+        """Lay the passes of every model out in one way, padded where one cannot be packed.
 
         Raises:
-            ValueError: where it cannot.
+            ValueError: where flex attention cannot compute them.
         """
-        if uses and not self.packing:
-            raise ValueError(
-                "flex_attention is for packed passes, and those of this run are padded, as packing "
-                f"is false or {type(self.policy.model).__name__} cannot be told positions: use "
-                "--model.flex_attention false"
-            )
-        self.flex_attention = uses
+        can_pack = all(reader.can_pack for reader in self.readers)
+        if layout == "packed_flex":
+            if not can_pack:
+                raise ValueError(
+                    f"{type(self.policy.model).__name__} cannot be told positions, so that its "
+                    "passes are padded: use --model.layout padded in place of packed_flex"
+                )
+            for reader in self.readers:
+                if refusal := flex_refusal(reader.base_model.config):
+                    raise ValueError(refusal)
+        self.layout = layout if can_pack else "padded"
         for reader in self.readers:
-            if uses and (refusal := flex_refusal(reader.base_model.config)):
-                raise ValueError(refusal)
-            reader.plan = FlexPackedAttention if uses else PackedAttention
+            reader.layout = self.layout
 
     def verify_packing(self, sequences: Sequences) -> None:
         """Once per process, compare packed and padded passes of every model on some of the rows.
 
-        Where they differ, on any rank, flex attention is not used from here on, and where they
-        differ without it, all passes are padded.
+        Where they differ, on any rank, the next plainer layout is used from here on.
         """
-        if self.packing and not self.packing_verified:
+        if self.layout in PLAINER and not self.packing_verified:
             count = len(sequences)
             rows = torch.tensor(sorted({0, min(1, count - 1), max(count - 2, 0), count - 1}))
             part = sequences.select(rows.to(self.device)).trimmed()
-            name = type(self.policy.model).__name__
-            if self.flex_attention and not self._packed_fits(part):
-                self.use_flex_attention(False)
+            while (plainer := PLAINER.get(self.layout)) and not self._packed_fits(part):
                 warnings.warn(
-                    f"flex attention and padded passes of {name} differ: it is not used from here "
-                    "on. flex_attention: false says so from the start",
+                    f"{self.layout} and padded passes of {type(self.policy.model).__name__} "
+                    f"differ: its passes are {plainer} from here on, which takes longer. layout: "
+                    f"{plainer} says so from the start",
                     stacklevel=2,
                 )
-            if not self.flex_attention and not self._packed_fits(part):
-                self.pack(False)
-                warnings.warn(
-                    f"packed and padded passes of {name} differ: its passes are padded from here "
-                    "on, which takes longer. packing: false says so from the start",
-                    stacklevel=2,
-                )
+                self.lay_out(plainer)
         self.packing_verified = True
 
     def _packed_fits(self, part: Sequences) -> bool:

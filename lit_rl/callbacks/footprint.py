@@ -180,7 +180,7 @@ def footprint(module: PolicyGradient, data: PromptDataModule, devices: int = 1) 
     pass_tokens = min(
         module.micro_batch_tokens,
         trained_rows * new + min(prompts, trained_rows) * prompt
-        if module.packing
+        if module.layout != "padded"
         else trained_rows * (prompt + new),
     )
     policy = _without_numbers(module)

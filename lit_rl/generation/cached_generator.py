@@ -196,7 +196,7 @@ def _fits(policy: Policy, result: Rollout, sampling: SamplingSettings) -> bool:
         response_ids=result.response_ids[rows],
         mask=result.mask[rows],
     )
-    with policy.passes(packed=False):
+    with policy.passes("padded"):
         plain = policy(sequences, temperature=sampling.temperature).log_probs
     difference = (plain - result.sampler_log_probs[rows]).abs()
     return bool((difference <= policy.tolerance * plain.abs().clamp(min=1)).all())

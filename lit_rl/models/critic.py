@@ -42,7 +42,7 @@ class Critic(ResponseReader):
             the gradient of the value loss reaches the policy's weights.
 
     Attributes:
-        packs: whether passes over responses are packed, as in `Policy`.
+        layout: how passes over responses are laid out, as in `Policy`.
         backbone: the base model, or None.
         head: from hidden states to values.
     """
@@ -50,7 +50,8 @@ class Critic(ResponseReader):
     def __init__(self, hidden_size: int, backbone: PreTrainedModel | None = None) -> None:
         super().__init__()
         self.backbone = backbone
-        self.packs = backbone is not None and self.can_pack
+        if backbone is not None and self.can_pack:
+            self.layout = "packed"
         self.head = nn.Linear(hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

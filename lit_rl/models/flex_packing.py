@@ -39,14 +39,14 @@ def flex_refusal(config: PretrainedConfig) -> str | None:
     }
     if dropouts:
         return (
-            f"flex_attention drops no weights, and this model asks for {dropouts}: "
-            "use source.dropout: false, or flex_attention: false"
+            f"layout packed_flex drops no weights, and this model asks for {dropouts}: "
+            "use source.dropout: false, or layout: packed"
         )
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head < SMALLEST_HEAD:
         return (
-            f"flex_attention needs heads of at least {SMALLEST_HEAD} numbers, and those of this "
-            f"model have {head}: use flex_attention: false"
+            f"layout packed_flex needs heads of at least {SMALLEST_HEAD} numbers, and those of "
+            f"this model have {head}: use layout: packed"
         )
     return None
 

@@ -31,7 +31,7 @@ class Policy(ResponseReader):
 
     Attributes:
         model: the Hugging Face model.
-        packs: whether passes over responses are packed, see `response_states`.
+        layout: how passes over responses are laid out, see `response_states`.
         scores_in_step: whether the head runs as often on every rank, see
             `token_log_probs_and_entropy`.
         fits_group_cache: whether the cache of `CachedGenerator` samples from this policy; None as
@@ -41,7 +41,7 @@ class Policy(ResponseReader):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.packs = self.can_pack
+        self.layout = "packed" if self.can_pack else "padded"
         self.scores_in_step = False
         self.fits_group_cache: bool | None = None
         if model.device.type != "meta":

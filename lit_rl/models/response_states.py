@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,8 +18,15 @@ from lit_rl.models.modes import evaluation_mode
 from lit_rl.models.packing import PackedAttention, packed
 from lit_rl.types import Sequences
 
-PackedPlan = type[PackedAttention] | type[FlexPackedAttention]
-"""What computes the attention of a packed pass."""
+Layout = Literal["packed", "packed_flex", "padded"]
+"""How the rows of a pass lie in memory: all tokens in one row without padding, in which each prompt
+stands once for all its responses, the same with flex attention, or each row padded to one width."""
+PLANS: dict[Layout, type[PackedAttention] | type[FlexPackedAttention] | None] = {
+    "packed": PackedAttention,
+    "packed_flex": FlexPackedAttention,
+    "padded": None,
+}
+"""What computes the attention of a pass; None: the model itself."""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers, as configs name them, whose attention a plan can compute."""
 
@@ -27,8 +35,7 @@ def response_states(
     base_model: PreTrainedModel,
     sequences: Sequences,
     *,
-    packs: bool,
-    plan: PackedPlan = PackedAttention,
+    layout: Layout,
     with_end: bool = False,
 ) -> Float[Tensor, "rollouts states hidden"]:
     """Return the last hidden states before each response token, without the head of a task.
@@ -38,9 +45,7 @@ def response_states(
     Args:
         base_model: a model without its head, such as `model.base_model`.
         sequences: the rows; see `lit_rl.models.Policy` for what their masks may be.
-        packs: whether all tokens form one row without padding, in which each prompt stands once for
-            all its responses; else prompt and response of each row are padded to one width.
-        plan: computes the attention of that row.
+        layout: how the rows lie in memory.
         with_end: whether one more column follows, with the state behind the last token at
             `lengths`.
 
@@ -49,7 +54,7 @@ def response_states(
         mask is False.
     """
     num_tokens = sequences.mask.shape[1]
-    if packs:
+    if (plan := PLANS[layout]) is not None:
         rows = packed(sequences, with_end=with_end)
         hidden = flat_states(base_model, rows.ids, rows.positions, plan(rows))
         return rows.states(hidden, num_tokens + with_end)
@@ -118,14 +123,12 @@ class ResponseReader(nn.Module):
     """A model that reads responses: a policy, or a critic with a backbone of its own.
 
     Attributes:
-        packs: whether its passes are packed, see `response_states`.
-        plan: computes the attention of a packed pass.
+        layout: how its passes are laid out.
         offloads: whether what the backward pass needs waits in host memory.
         recomputes: whether gradient checkpointing was enabled.
     """
 
-    packs: bool
-    plan: PackedPlan = PackedAttention
+    layout: Layout = "padded"
     offloads = False
     recomputes = False
 
@@ -143,14 +146,19 @@ class ResponseReader(nn.Module):
         """Whether the model can be told positions and attention of packed tokens."""
         return may_pack(self.base_model)
 
+    @property
+    def packs(self) -> bool:
+        """Whether its passes have no padding."""
+        return self.layout != "padded"
+
     @contextmanager
-    def passes(self, *, packed: bool) -> Iterator[None]:
-        """Let passes be packed or padded meanwhile."""
-        own, self.packs = self.packs, packed
+    def passes(self, layout: Layout) -> Iterator[None]:
+        """Let passes be laid out otherwise meanwhile."""
+        own, self.layout = self.layout, layout
         try:
             yield
         finally:
-            self.packs = own
+            self.layout = own
 
     @property
     def tolerance(self) -> float:
@@ -175,13 +183,15 @@ class ResponseReader(nn.Module):
         offload = self.offloads and torch.is_grad_enabled()
         with offloaded_activations(self) if offload else nullcontext():
             return response_states(
-                self.base_model, sequences, packs=self.packs, plan=self.plan, with_end=with_end
+                self.base_model, sequences, layout=self.layout, with_end=with_end
             )
 
 
 @torch.no_grad()
 def packing_fits(reader: ResponseReader, sequences: Sequences) -> bool:
-    """Return whether the packed states of responses are the padded ones, up to rounding.
+    """Return whether the states of responses, as they are packed, are the padded ones.
+
+    Up to rounding.
 
     Relative to the largest state: attention to a wrong token is far beyond it.
 
@@ -190,8 +200,8 @@ def packing_fits(reader: ResponseReader, sequences: Sequences) -> bool:
         sequences: rows to compare on.
     """
     states = []
-    for packs in (True, False):
-        with evaluation_mode(reader), reader.passes(packed=packs):
+    for layout in (reader.layout, "padded"):
+        with evaluation_mode(reader), reader.passes(layout):
             states.append(reader.states(sequences)[sequences.mask])
     packed_states, padded = states
     limit = reader.tolerance * padded.abs().amax(dim=(0, 1), keepdim=True) if len(padded) else 0.0

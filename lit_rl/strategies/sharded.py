@@ -116,7 +116,7 @@ class ShardedParallelism(Parallelism):
         """Return a context that gives the plain copy of a model its weights; see `Parallelism`."""
         replica: Replica[Any] = self._replicas[id(model)]
         if isinstance(model, ResponseReader):
-            replica.model.packs, replica.model.plan = model.packs, model.plan
+            replica.model.layout = model.layout
         return replica.filled()
 
     def changing(self, reference: M) -> AbstractContextManager[M]:

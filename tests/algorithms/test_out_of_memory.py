@@ -39,7 +39,7 @@ def run(algorithm, fit, weights):
         module = algorithm(
             reward=PythonFunction(num_fives),
             optimizer=partial(torch.optim.SGD, lr=0.1),
-            packing=False,
+            layout="padded",
             # Others are computed within the budget, too, and differ in their last bits.
             old_log_probs=CurrentLogProbs(),
             **settings,

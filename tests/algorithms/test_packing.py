@@ -50,11 +50,11 @@ def signal(algorithm):
 def test_packing_changes_no_result(signal, fit, weights, kind, settings):
     """Law: the passes say the same up to rounding; SGD keeps a difference what it is."""
     results = []
-    for packing in (True, False):
-        module = signal(kind, packing=packing, update_epochs=2, num_minibatches=2, **settings)
+    for layout in ("packed", "padded"):
+        module = signal(kind, layout=layout, update_epochs=2, num_minibatches=2, **settings)
         fit(module)
-        assert module.packing == packing
-        assert {reader.packs for reader in module.readers} == {packing}
+        assert module.layout == layout
+        assert {reader.layout for reader in module.readers} == {layout}
         results.append(weights(module))
     torch.testing.assert_close(*results, rtol=0, atol=1e-6)
     initial = signal(kind, **settings)
@@ -74,10 +74,10 @@ def mixing(module):
 def test_an_architecture_that_does_not_fit_is_padded_with_a_warning(signal, fit, weights):
     with pytest.warns(UserWarning, match=FALLBACK):
         fit(found := mixing(signal()))
-    assert not found.packing
+    assert found.layout == "padded"
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=FALLBACK)
-        fit(told := mixing(signal(packing=False)))
+        fit(told := mixing(signal(layout="padded")))
     assert torch.equal(weights(found), weights(told))
 
 
@@ -86,14 +86,14 @@ def test_an_architecture_without_position_ids_is_padded(algorithm, source, fit):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="packed and padded")
         fit(module)
-    assert not module.packing
+    assert module.layout == "padded"
 
 
 class UsesFlexAttention(RLCallback):
     """Switches flex attention on where a run on a CPU is refused."""
 
     def on_fit_start(self, trainer, pl_module):
-        pl_module.use_flex_attention(True)
+        pl_module.lay_out("packed_flex")
 
 
 @pytest.mark.usefixtures("uncompiled_flex_attention")
@@ -111,10 +111,8 @@ def test_flex_attention_changes_no_result(signal, source, fit, weights, kind, se
     for callbacks in ([UsesFlexAttention()], []):
         module = signal(kind, source=source(WIDE), update_epochs=2, num_minibatches=2, **settings)
         fit(module, callbacks=callbacks)
-        assert module.flex_attention == bool(callbacks)
-        assert {reader.plan.__name__ for reader in module.readers} == {
-            "FlexPackedAttention" if callbacks else "PackedAttention"
-        }
+        assert module.layout == ("packed_flex" if callbacks else "packed")
+        assert {reader.layout for reader in module.readers} == {module.layout}
         results.append(weights(module))
     torch.testing.assert_close(*results, rtol=0, atol=1e-5)
     initial = signal(kind, source=source(WIDE), **settings)
@@ -129,10 +127,9 @@ def test_flex_attention_that_differs_is_left_with_a_warning(
         return torch.zeros_like(query)
 
     monkeypatch.setattr(flex_packing, "compiled", lambda: wrong)
-    with pytest.warns(UserWarning, match="flex attention and padded passes of LlamaForCausalLM di"):
+    with pytest.warns(UserWarning, match="packed_flex and padded passes of LlamaForCausalLM di"):
         fit(found := signal(source=source(WIDE)), callbacks=[UsesFlexAttention()])
-    assert found.packing
-    assert not found.flex_attention
+    assert found.layout == "packed"
     fit(told := signal(source=source(WIDE)))
     assert torch.equal(weights(found), weights(told))
 
@@ -141,25 +138,29 @@ def test_flex_attention_that_differs_is_left_with_a_warning(
 def test_an_architecture_that_fits_neither_is_padded(signal, source, fit):
     module = mixing(signal(source=source(WIDE)))
     with (
-        pytest.warns(UserWarning, match="flex attention and padded passes"),
+        pytest.warns(UserWarning, match="packed_flex and padded passes"),
         pytest.warns(UserWarning, match=FALLBACK),
     ):
         fit(module, callbacks=[UsesFlexAttention()])
-    assert not module.packing
-    assert not module.flex_attention
+    assert module.layout == "padded"
 
 
 def test_flex_attention_is_refused_where_it_cannot_run(signal, source, fit):
-    with pytest.raises(ValueError, match="flex_attention has a backward pass on CUDA devices only"):
-        fit(signal(flex_attention=True))
+    with pytest.raises(ValueError, match="packed_flex has a backward pass on CUDA devices only"):
+        fit(signal(layout="packed_flex"))
     for settings, match in (
-        ({"packing": False}, "is for packed passes, and those of this run are padded"),
         ({"source": source(BLOOM)}, "BloomForCausalLM cannot be told positions"),
         ({"source": source({**WIDE, "attention_dropout": 0.1}, dropout=True)}, "drops no weights"),
         ({}, "needs heads of at least 16 numbers, and those of this model have 8"),
     ):
         with pytest.raises(ValueError, match=match):
-            signal(flex_attention=True, **settings).configure_model()
+            signal(layout="packed_flex", **settings).configure_model()
+
+
+@pytest.mark.usefixtures("without_type_checks")
+def test_a_layout_that_does_not_exist_is_refused(signal):
+    with pytest.raises(ValueError, match="layout 'flat' is unknown; choose one of packed, packed_"):
+        signal(layout="flat")
 
 
 class LiveTensors(RLCallback):

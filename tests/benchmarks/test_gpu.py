@@ -5,8 +5,8 @@ import gpu
 
 FOR_GPU = [
     "generator.cuda_graphs: true",
-    "flex_attention: true",
-    "cuda_graphs and flex_attention",
+    "layout: packed_flex",
+    "cuda_graphs and packed_flex",
     "activation_offload: true",
     "both",
 ]
@@ -14,7 +14,7 @@ FOR_GPU = [
 
 def test_the_script_runs_on_any_machine(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["gpu.py", "--accelerator", "cpu", "--small"])
-    settings = {name: gpu.SETTINGS[name] for name in ("packing: false", *FOR_GPU)}
+    settings = {name: gpu.SETTINGS[name] for name in ("layout: padded", *FOR_GPU)}
     monkeypatch.setattr(gpu, "SETTINGS", settings)
     gpu.main()
     head, _, row = capsys.readouterr().out.strip().splitlines()[-3:]  # the only row

@@ -56,7 +56,7 @@ def scored(policy, rollout, temperature=1.0):
         response_ids=rollout.response_ids,
         mask=rollout.mask,
     )
-    with policy.passes(packed=False):
+    with policy.passes("padded"):
         return policy(sequences, temperature=temperature).log_probs
 
 

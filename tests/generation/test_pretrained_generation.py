@@ -46,8 +46,8 @@ def test_smollm2_adds_samples_and_survives_an_export(tmp_path, monkeypatch, prom
             response_ids=rollout.response_ids,
             mask=rollout.mask,
         )
-        for packed in (True, False):
-            with torch.no_grad(), policy.passes(packed=packed):
+        for layout in ("packed", "padded"):
+            with torch.no_grad(), policy.passes(layout):
                 log_probs = policy(sequences, temperature=1.0).log_probs
             torch.testing.assert_close(log_probs, rollout.sampler_log_probs, rtol=0, atol=1e-4)
 

@@ -19,15 +19,15 @@ def gradients(policy):
     return [parameter.grad for parameter in policy.parameters()]
 
 
-@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_are_the_same_bit_for_bit(tiny_source, packs, checkpointing):
+def test_gradients_are_the_same_bit_for_bit(tiny_source, layout, checkpointing):
     results = []
     for offloads in (False, True):
         policy = Policy(tiny_source("llama").model(0))
         if checkpointing:
             policy.enable_gradient_checkpointing()
-        policy.packs, policy.offloads = packs, offloads
+        policy.layout, policy.offloads = layout, offloads
         results.append(gradients(policy))
     for plain, offloaded in zip(*results, strict=True):
         assert torch.equal(plain, offloaded)

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from lit_rl.models import LoRA, Policy, RandomCausalLM, flex_packing
 from lit_rl.models.flex_packing import BLOCK, FlexPackedAttention, flex_refusal
-from lit_rl.models.packing import PackedAttention, packed
+from lit_rl.models.packing import packed
 from random_batch import random_batch
 from tiny_job import HEADS_OF_16
 
@@ -21,9 +21,9 @@ batch_of = partial(random_batch, begin=1)
 SMALL = batch_of((3, 1, 4), longest=9)
 
 
-def outcome(policy, batch, plan):
+def outcome(policy, batch, layout):
     """Log-probs, entropy and gradient of a pass."""
-    policy.plan = plan
+    policy.layout = layout
     policy.zero_grad()
     output = policy(batch, temperature=0.7)
     (output.log_probs.sum() + output.entropy.square().sum()).backward()
@@ -32,7 +32,7 @@ def outcome(policy, batch, plan):
 
 
 def assert_same(policy, batch, tolerance=1e-5):
-    results = (outcome(policy, batch, plan) for plan in (FlexPackedAttention, PackedAttention))
+    results = (outcome(policy, batch, layout) for layout in ("packed_flex", "packed"))
     for ours, expected in zip(*results, strict=True):
         scale = max(1.0, float(expected.abs().max()))
         torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance * scale)
@@ -90,7 +90,7 @@ def test_windows_and_soft_caps_are_kept(tiny_source):
     assert_same(policy, SMALL)
     plain = Policy(tiny_source("gemma2").model(0))
     plain.load_state_dict(policy.state_dict())
-    ours, others = (outcome(p, SMALL, FlexPackedAttention)[0] for p in (policy, plain))
+    ours, others = (outcome(p, SMALL, "packed_flex")[0] for p in (policy, plain))
     assert (ours - others).abs().max() > 1e-3
 
 
@@ -112,7 +112,7 @@ def test_queries_and_keys_wider_than_values_are_narrowed(tiny_source):
     policy = Policy(tiny_source().model(0))
     with torch.no_grad():
         expected = policy(SMALL, temperature=1.0).log_probs
-        policy.plan = FlexPackedAttention
+        policy.layout = "packed_flex"
         with torch.autocast("cpu", dtype=torch.bfloat16):
             ours = policy(SMALL, temperature=1.0).log_probs
     assert 0 < (ours - expected).abs().max() < 0.1

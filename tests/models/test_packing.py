@@ -35,8 +35,8 @@ BATCH = Sequences(
 
 def both(policy, batch, function):
     results = []
-    for packs in (True, False):
-        policy.packs = packs
+    for layout in ("packed", "padded"):
+        policy.layout = layout
         results.append(function(policy, batch))
     return results
 
@@ -111,7 +111,7 @@ def test_the_split_is_the_one_of_least_cost(rows_of_prompt):
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_packed_log_probs_are_the_padded_ones(tiny_source, model_type):
     policy = Policy(tiny_source(model_type).model(0))
-    assert policy.packs
+    assert policy.layout == "packed"
     for batch in (BATCH, random_batch()):
         packs, pads = both(policy, batch, lambda p, b: p(b, temperature=0.7))
         torch.testing.assert_close(packs.log_probs, pads.log_probs, rtol=0, atol=1e-5)
@@ -176,7 +176,10 @@ def test_packed_gradients_are_the_padded_ones(
 def test_the_state_behind_the_last_token_is_the_padded_one(tiny_source, model_type):
     base = Policy(tiny_source(model_type).model(0)).base_model
     batch = random_batch()
-    packs, pads = (response_states(base, batch, packs=p, with_end=True) for p in (True, False))
+    packs, pads = (
+        response_states(base, batch, layout=layout, with_end=True)
+        for layout in ("packed", "padded")
+    )
     assert packs.shape == pads.shape
     with_end = torch.cat([torch.ones_like(batch.mask[:, :1]), batch.mask], dim=1)
     torch.testing.assert_close(packs[with_end], pads[with_end], rtol=1e-5, atol=1e-5)
@@ -201,7 +204,7 @@ def test_other_passes_of_the_model_keep_their_attention(tiny_source):
 
 
 def test_bloom_whose_positions_come_from_its_mask_pads(tiny_source):
-    assert not Policy(tiny_source("bloom").model(0)).packs
+    assert Policy(tiny_source("bloom").model(0)).layout == "padded"
 
 
 def test_a_model_that_attends_otherwise_is_found(tiny_source):
@@ -212,7 +215,7 @@ def test_a_model_that_attends_otherwise_is_found(tiny_source):
         lambda module, inputs, output: output + output.roll(1, dims=1)
     )
     assert not packing_fits(policy, BATCH)
-    assert policy.packs  # the comparison itself changes nothing
+    assert policy.layout == "packed"  # the comparison itself changes nothing
 
 
 def test_bfloat16_fits_within_its_precision(tiny_source):
