@@ -43,3 +43,21 @@ class PolicyLoss(ABC):
         token at most one of them binds.
         """
         return {}
+
+
+def ratio_arguments(
+    log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
+) -> tuple[
+    Float[Tensor, "rollouts tokens"],
+    Float[Tensor, "rollouts tokens"],
+    Float[Tensor, "rollouts tokens"],
+    Bool[Tensor, "rollouts tokens"],
+]:
+    """Return what a loss of the ratio reads: log-probs now and before, advantages, mask.
+
+    Args:
+        log_probs: under the current policy, in nats.
+        experience: the rows they belong to.
+    """
+    assert experience.old_log_probs is not None
+    return log_probs, experience.old_log_probs, experience.advantages, experience.mask

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.functional import probability_ratio
-from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.base import PolicyLoss, ratio_arguments
 from lit_rl.policy_losses.clip_range import check_clip_range
 from lit_rl.types import Experience
 
@@ -136,12 +136,8 @@ class ClippedSurrogate(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> Float[Tensor, "rollouts tokens"]:
         """Return `clipped_surrogate`: in the unit of the advantages, 0 where the mask is False."""
-        assert experience.old_log_probs is not None
         return clipped_surrogate(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
@@ -151,12 +147,8 @@ class ClippedSurrogate(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> dict[str, Bool[Tensor, "rollouts tokens"]]:
         """Return `binding_clips`."""
-        assert experience.old_log_probs is not None
         return binding_clips(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.functional import probability_ratio
-from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.base import PolicyLoss, ratio_arguments
 from lit_rl.policy_losses.clip_range import check_clip_range
 from lit_rl.policy_losses.log_prob_surrogate import log_prob_surrogate
 from lit_rl.types import Experience
@@ -119,12 +119,8 @@ class ClippedWeight(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> Float[Tensor, "rollouts tokens"]:
         """Return `clipped_weight`: 0 where the mask is False."""
-        assert experience.old_log_probs is not None
         return clipped_weight(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
@@ -133,12 +129,8 @@ class ClippedWeight(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> dict[str, Bool[Tensor, "rollouts tokens"]]:
         """Return `binding_weight_clips`: these tokens keep a gradient, of a bounded size."""
-        assert experience.old_log_probs is not None
         return binding_weight_clips(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.functional import bounded_exp, log_ratio, masked_mean
-from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.base import PolicyLoss, ratio_arguments
 from lit_rl.policy_losses.clipped_surrogate import binding_clips
 from lit_rl.types import Experience
 
@@ -91,12 +91,8 @@ class GeometricMeanClipped(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> Float[Tensor, "rollouts tokens"]:
         """Return `geometric_mean_clipped`: in the unit of the advantages, 0 where masked."""
-        assert experience.old_log_probs is not None
         return geometric_mean_clipped(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
@@ -105,12 +101,8 @@ class GeometricMeanClipped(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> dict[str, Bool[Tensor, "rollouts tokens"]]:
         """Return `binding_clips` of the ratios exp(-clip_low) and exp(clip_high)."""
-        assert experience.old_log_probs is not None
         return binding_clips(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=-math.expm1(-self.clip_low),
             clip_high=math.expm1(self.clip_high),
         )

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.functional import log_ratio, masked_mean
-from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.base import PolicyLoss, ratio_arguments
 from lit_rl.types import Experience
 
 
@@ -97,11 +97,7 @@ class OffPolicySequenceMask(PolicyLoss):
         }
 
     def _left_out(self, log_probs: Tensor, experience: Experience) -> Tensor:
-        assert experience.old_log_probs is not None
         return off_policy_negatives(
-            log_probs.detach(),
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs.detach(), experience),
             max_kl=self.max_kl,
         )

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.functional import log_ratio, masked_mean
-from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.base import PolicyLoss, ratio_arguments
 from lit_rl.policy_losses.clip_range import check_clip_range
 from lit_rl.policy_losses.clipped_surrogate import binding_clips, clipped_surrogate
 from lit_rl.types import Experience
@@ -140,12 +140,8 @@ class SequenceClipped(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> Float[Tensor, "rollouts tokens"]:
         """Return `sequence_clipped`: in the unit of the advantages, 0 where the mask is False."""
-        assert experience.old_log_probs is not None
         return sequence_clipped(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
@@ -154,12 +150,8 @@ class SequenceClipped(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> dict[str, Bool[Tensor, "rollouts tokens"]]:
         """Return `binding_sequence_clips`."""
-        assert experience.old_log_probs is not None
         return binding_sequence_clips(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.functional import probability_ratio
-from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.base import PolicyLoss, ratio_arguments
 from lit_rl.types import Experience
 
 
@@ -79,12 +79,8 @@ class SoftGate(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> Float[Tensor, "rollouts tokens"]:
         """Return `soft_gate`: in the unit of the advantages, 0 where the mask is False."""
-        assert experience.old_log_probs is not None
         return soft_gate(
-            log_probs,
-            experience.old_log_probs,
-            experience.advantages,
-            experience.mask,
+            *ratio_arguments(log_probs, experience),
             tau_positive=self.tau_positive,
             tau_negative=self.tau_negative,
         )

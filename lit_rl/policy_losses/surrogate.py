@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lit_rl.functional import probability_ratio
-from lit_rl.policy_losses.base import PolicyLoss
+from lit_rl.policy_losses.base import PolicyLoss, ratio_arguments
 from lit_rl.types import Experience
 
 
@@ -55,7 +55,4 @@ class Surrogate(PolicyLoss):
         self, log_probs: Float[Tensor, "rollouts tokens"], experience: Experience
     ) -> Float[Tensor, "rollouts tokens"]:
         """Return `surrogate`: in the unit of the advantages, 0 where the mask is False."""
-        assert experience.old_log_probs is not None
-        return surrogate(
-            log_probs, experience.old_log_probs, experience.advantages, experience.mask
-        )
+        return surrogate(*ratio_arguments(log_probs, experience))
