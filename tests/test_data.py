@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from lit_rl.data import PromptDataModule, align_loop
+from lit_rl.data import PromptDataModule, align_loop, prompt_data
 from lit_rl.models.character_tokenizer import character_tokenizer
 from lit_rl.tasks import LargestDigit, Task
 
@@ -283,3 +283,12 @@ def test_a_prompt_that_just_fits_the_context_is_accepted():
 def test_numbers_below_one_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} is 0, must be at least 1"):
         data(**{name: 0})
+
+
+def test_the_data_of_a_trainer_are_those_of_prompts_or_none():
+    trainer, own = L.Trainer(accelerator="cpu", logger=False), data()
+    assert prompt_data(trainer) is None
+    trainer.datamodule = L.LightningDataModule()
+    assert prompt_data(trainer) is None
+    trainer.datamodule = own
+    assert prompt_data(trainer) is own

@@ -2,7 +2,7 @@
 
 import lightning as L
 
-from lit_rl.algorithms.hooks import RLCallback, call_hooks
+from lit_rl.algorithms.hooks import RLCallback, call_hooks, callbacks_of
 
 
 def test_calls_every_rl_callback_in_order_and_no_other():
@@ -26,6 +26,8 @@ def test_calls_every_rl_callback_in_order_and_no_other():
         enable_progress_bar=False,
         callbacks=[Recording("first"), Other(), Recording("second")],
     )
+    assert [callback.name for callback in callbacks_of(trainer, Recording)] == ["first", "second"]
+    assert callbacks_of(trainer, L.Callback) == trainer.callbacks
     call_hooks(trainer, "on_minibatch", "module", "update")
     assert calls == [
         ("first", trainer, "module", "update"),
