@@ -260,19 +260,18 @@ class PolicyModule(L.LightningModule):
 
         Where they differ, on any rank, the next plainer layout is used from here on.
         """
-        if self.policy.packs and not self.packing_verified:
+        if self.layout in PLAINER and not self.packing_verified:
             count = len(sequences)
             rows = torch.tensor(sorted({0, min(1, count - 1), max(count - 2, 0), count - 1}))
             part = sequences.select(rows.to(self.device)).trimmed()
-            while self.policy.packs and not self._packed_fits(part):
-                differs = self.layout
-                self.lay_out(PLAINER[differs])
+            while (plainer := PLAINER.get(self.layout)) and not self._packed_fits(part):
                 warnings.warn(
-                    f"{differs} and padded passes of {type(self.policy.model).__name__} differ: "
-                    f"its passes are {self.layout} from here on, which takes longer. layout: "
-                    f"{self.layout} says so from the start",
+                    f"{self.layout} and padded passes of {type(self.policy.model).__name__} "
+                    f"differ: its passes are {plainer} from here on, which takes longer. layout: "
+                    f"{plainer} says so from the start",
                     stacklevel=2,
                 )
+                self.lay_out(plainer)
         self.packing_verified = True
 
     def _packed_fits(self, part: Sequences) -> bool:
