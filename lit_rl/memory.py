@@ -11,7 +11,7 @@ from rich.table import Table
 
 import lit_rl
 from lit_rl.algorithms import PolicyGradient
-from lit_rl.callbacks.footprint import ALONE, STRATEGIES, footprint
+from lit_rl.callbacks.footprint import ALONE, STRATEGIES, footprint, unit_of
 from lit_rl.callbacks.terminal import console
 from lit_rl.cli import RLCLI
 from lit_rl.data import PromptDataModule
@@ -41,19 +41,16 @@ def planned(arguments: Sequence[str]) -> tuple[PolicyGradient, PromptDataModule]
 
 def table(module: PolicyGradient, data: PromptDataModule, devices: Sequence[int]) -> Table:
     """Return the memory per device by strategy and number of devices, in GiB or MiB."""
-    parts = ("weights", "critic", "reference", "gradients", "optimizer", "activations", "logits")
-    columns = (*parts, "cache", "peak", "in")
     rows = []
     for number in devices:
         held = footprint(module, data, number)
         for strategy in [ALONE] if number == 1 else STRATEGIES:
-            of = held.parts(strategy, number)
+            parts = held.parts(strategy, number)
             stages = held.stages(strategy, number)
             stage = max(stages, key=lambda name: stages[name])
-            numbers = [*(of[name] for name in (*parts, "cache")), stages[stage]]
-            rows.append((strategy.name, str(number), numbers, stage))
-    unit, size = ("GiB", 2**30) if rows[0][2][-1] >= 2**30 else ("MiB", 2**20)
-    result = Table("strategy", "devices", *columns, title=f"{unit} per device")
+            rows.append((strategy.name, str(number), [*parts.values(), stages[stage]], stage))
+    unit, size = unit_of(rows[0][2][-1])
+    result = Table("strategy", "devices", *parts, "peak", "in", title=f"{unit} per device")
     for name, count, numbers, stage in rows:
         result.add_row(name, count, *(f"{value / size:.3g}" for value in numbers), stage)
     return result

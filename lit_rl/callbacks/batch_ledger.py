@@ -53,6 +53,8 @@ class BatchLedger:
         """Return the ledger as text, per iteration, per rank and in all."""
         refill = f", sampled in up to {self.rounds} rounds" if self.rounds > 1 else ""
         per_step = self.responses // self.minibatches
+        passes = self.most_micro_batches
+        micro_batches = f"{passes} micro-batch{'es' * (passes > 1)}"
         lines = {
             "iteration": (
                 f"{self.prompts:,} prompts x {self.group_size:,} = {self.responses:,} responses"
@@ -62,7 +64,7 @@ class BatchLedger:
             "rank": (
                 f"{self.ranks} x {self.prompts // self.ranks:,} prompts, "
                 f"{self.responses // self.ranks:,} responses; an optimizer step in at most "
-                f"{self.most_micro_batches} micro-batches of {self.micro_batch_tokens:,} tokens"
+                f"{micro_batches} of {self.micro_batch_tokens:,} tokens"
             ),
         }
         if self.iterations is not None:

@@ -141,10 +141,8 @@ class Footprint:
             "logits": LOGITS_IN_UPDATE * self.logits,
             "cache": self.cache + LOGITS_IN_SAMPLING * self.sampling,
         }
-        if strategy.cuts_weights and devices > 1:
-            parts["together"] = sum(model.rest + 2 * model.layer for model in models)
-        else:
-            parts["together"] = 0
+        is_cut = strategy.cuts_weights and devices > 1
+        parts["gathered"] = is_cut * sum(model.rest + 2 * model.layer for model in models)
         return parts
 
     def stages(self, strategy: Strategy, devices: int) -> dict[str, float]:
@@ -158,9 +156,14 @@ class Footprint:
             "generate": kept + parts["cache"] + cut * self.policy.weights,
             "score": kept + cut * largest + parts["logits"],
             "update": kept + sum(parts[n] for n in ("gradients", "activations", "logits"))
-            + parts["together"],
+            + parts["gathered"],
             "step": kept + parts["gradients"] + 2 * max(model.largest for model in models),
         }  # fmt: skip
+
+
+def unit_of(size: float) -> tuple[str, int]:
+    """Return the unit in which a size in bytes reads well, and its bytes."""
+    return ("GiB", 2**30) if size >= 2**30 else ("MiB", 2**20)
 
 
 def footprint(module: PolicyGradient, data: PromptDataModule, devices: int = 1) -> Footprint:

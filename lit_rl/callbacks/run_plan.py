@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lit_rl.algorithms.hooks import callbacks_of
 from lit_rl.callbacks.batch_ledger import BatchLedger
-from lit_rl.callbacks.footprint import footprint, strategy_of
+from lit_rl.callbacks.footprint import footprint, strategy_of, unit_of
 from lit_rl.callbacks.formula import algorithm_formulas
 from lit_rl.callbacks.kl_controllers import KLController
 from lit_rl.callbacks.suspicious_settings import suspicious_settings
@@ -17,7 +17,6 @@ from lit_rl.callbacks.terminal import cell, console
 from lit_rl.data import PromptDataModule, prompt_data
 
 CHARACTERS = 400
-GIB = 2**30
 
 
 class RunPlan(Callback):
@@ -73,9 +72,10 @@ def memory_lines(trainer: Trainer, module: Any, data: PromptDataModule) -> dict[
     stages = held.stages(strategy, devices)
     stage = max(stages, key=lambda name: stages[name])
     parts = held.parts(strategy, devices).items()
+    unit, size_of_unit = unit_of(stages[stage])
     return {
-        "peak": f"{stages[stage] / GIB:.3g} GiB per device, when it is to {stage}",
-        "parts": ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts if size),
+        "peak": f"{stages[stage] / size_of_unit:.3g} {unit} per device, when it is to {stage}",
+        "parts": ", ".join(f"{name} {size / size_of_unit:.3g}" for name, size in parts if size),
     }
 
 
