@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -149,15 +150,25 @@ class RLCLI(LightningCLI):
         except (ValueError, OSError, EOFError, ImportError, MisconfigurationException) as error:
             if self.model.training_begun:
                 raise
+            self._leave_no_folder()
             text = str(error) or f"{type(error).__name__} while reading {self._ckpt_path}"
             self._parser(subcommand).error(text)
         except RuntimeError as error:
             if self.model.training_begun or "loading state_dict" not in str(error):
                 raise
+            self._leave_no_folder()
             self._parser(subcommand).error(
                 f"{self._ckpt_path} does not fit the model of this configuration; give the "
                 f"--config files of the run that wrote it\n{error}"
             )
+
+    def _leave_no_folder(self) -> None:
+        """Remove the folder of a run that was refused, unless there is something in it to read."""
+        folder = Path(self.config[self.subcommand].trainer.default_root_dir)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        unread = [path for path in files if path.name.startswith(("config.yaml", "events."))]
+        if self.trainer.is_global_zero and files == unread:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _ckpt_path(self) -> str:

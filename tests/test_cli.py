@@ -119,6 +119,14 @@ def test_setting_that_a_constructor_refuses_is_one_readable_error(
     assert "Traceback" not in error
 
 
+def test_a_run_that_was_refused_leaves_no_folder(capsys, tmp_path, monkeypatch):
+    """Refused in the set-up, when loggers have begun to write."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--data.batch_size", "7", "--model.num_minibatches", "5"]
+    assert "do not divide into num_minibatches 5" in error_of(*arguments, capsys=capsys)
+    assert [*tmp_path.glob("runs/*")] == []
+
+
 def test_base_configuration_is_read_first(capsys):
     config = printed_config(*GRPO, "--model.group_size", "4", capsys=capsys)
     assert config["model"]["class_path"] == "lit_rl.algorithms.GRPO"
