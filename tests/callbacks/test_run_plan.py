@@ -1,7 +1,6 @@
 """What a run says of itself before it begins."""
 
 import json
-import time
 
 import lightning as L
 import pytest
@@ -82,15 +81,12 @@ def test_the_memory_is_that_of_the_calculator(say):
         assert f"{name} {held.parts(ALONE, 1)[name] / 2**20:.3g}" in text
 
 
-def test_it_takes_little_time_and_no_random_numbers():
-    """Of this process, for the tiny model, once libraries have loaded what they load late."""
+def test_it_takes_no_random_numbers():
     module = algorithm(LoRA(rank=2))
     module.configure_model()
     data = PromptDataModule(LargestDigit(), batch_size=6, eval_batch_size=6, max_prompt_tokens=8)
+    before = torch.get_rng_state()
     footprint(module, data)
-    before, begin = torch.get_rng_state(), time.process_time()
-    footprint(module, data)
-    assert time.process_time() - begin < 0.05
     assert torch.equal(torch.get_rng_state(), before)
 
 
