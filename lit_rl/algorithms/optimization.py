@@ -41,7 +41,7 @@ def check_numbers_of_batches(trainer: L.Trainer) -> None:
         ValueError: naming the option, with a number that it takes.
     """
     interval = trainer.val_check_interval
-    if isinstance(interval, int | float) and interval <= 0:
+    if interval == 0:
         raise ValueError(
             f"trainer.val_check_interval is {interval}, must be above 0, such as 10 for a "
             "validation after every 10 iterations; --trainer.limit_val_batches 0 runs none"

@@ -326,8 +326,8 @@ class RLModule(PolicyModule):
             where: names the responses, such as "iteration 3".
 
         Raises:
-            WrongValueError: before a first iteration is over, since then the configuration is wrong.
-                Later it is a matter of chance, and a warning says so once.
+            WrongValueError: before a first iteration is over, since then the configuration is
+                wrong. Later it is a matter of chance, and a warning says so once.
         """
         message = f"in {where} {no_response(self.reward)}"
         if not self.training_begun or self.iteration == 0:
