@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
@@ -53,6 +54,12 @@ class RandomCausalLM(CausalLMSource):
             raise ValueError(
                 f"config needs a model_type, such as 'llama'; it has {sorted(self.config)}"
             )
+        model_type = self.config["model_type"]
+        if model_type not in CONFIG_MAPPING:
+            near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING, n=1) or ["llama"]
+            raise ValueError(
+                f"config model_type is {model_type!r}, unknown to transformers, such as {near[0]!r}"
+            )
         tokenizer = self.tokenizer()
         from_tokenizer = {
             "vocab_size": len(tokenizer),
@@ -79,24 +86,26 @@ class RandomCausalLM(CausalLMSource):
         common = {own: name for name, own in default.attribute_map.items()}
         for key, value in self.config.items():
             if common.get(key, key) in SIZES and isinstance(value, int) and value < 1:
-                raise ValueError(
-                    f"config {key} is {value}, must be at least 1, such as {getattr(default, key)}"
-                )
+                example = getattr(default, key) or 2
+                raise ValueError(f"config {key} is {value}, must be at least 1, such as {example}")
 
     def _refusal(self, error: StrictDataclassError) -> str:
         """Return what is wrong with the config, from the words of transformers."""
-        reason = str(error).split("\n", 1)[-1].strip().partition(": ")[2]
+        reason = str(error).split("\n", 1)[-1].strip().partition(": ")[2].rstrip(".")
         words = reason.lower().replace("_", " ")
+        default = self._default()
         names = {key: key.replace("_", " ").removeprefix("num ") for key in self.config}
-        wrong = [key for key, name in names.items() if name in words] or sorted(names)
+        wrong = [key for key, name in names.items() if name in words and hasattr(default, key)]
+        if not wrong:
+            return f"config of model_type {default.model_type!r} is refused: {reason}"
         given = ", ".join(f"{key} {self.config[key]!r}" for key in wrong)
-        valid = ", ".join(f"{key} {getattr(self._default(), key)!r}" for key in wrong)
-        return f"config {given} is refused: {reason.rstrip('.')}; an example is {valid}"
+        valid = ", ".join(f"{key} {getattr(default, key)!r}" for key in wrong)
+        return f"config {given} is refused: {reason}; an example is {valid}"
 
     def _refuse_heads_that_do_not_divide(self, config: PretrainedConfig) -> None:
         heads = getattr(config, "num_attention_heads", None)
         groups = getattr(config, "num_key_value_heads", None)
-        if heads and groups and heads % groups:
+        if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
             raise ValueError(
                 f"config num_key_value_heads is {groups}, must divide num_attention_heads {heads}, "
                 f"such as {heads}"

@@ -61,6 +61,17 @@ def test_an_unknown_config_key_is_refused_with_the_near_one(tiny_source):
         ),
         (
             "llama",
+            {"hidden_size": 60, "num_attention_heads": 4},
+            "config of model_type 'llama' is refused: RoPE requires an even rotary dimension, but "
+            "got `head_dim`=15 with `partial_rotary_factor`=1.0 for `full_attention`",
+        ),
+        (
+            "llama",
+            {"model_type": "lama"},
+            "config model_type is 'lama', unknown to transformers, such as 'llama'",
+        ),
+        (
+            "llama",
             {"num_attention_heads": 4, "num_key_value_heads": 3},
             "config num_key_value_heads is 3, must divide num_attention_heads 4, such as 4",
         ),
