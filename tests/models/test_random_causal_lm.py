@@ -67,8 +67,8 @@ def test_an_unknown_config_key_is_refused_with_the_near_one(tiny_source):
         ),
         (
             "llama",
-            {"model_type": "lama"},
-            "config model_type is 'lama', unknown to transformers, such as 'llama'",
+            {"model_type": "llamma"},
+            "config model_type is 'llamma', unknown to transformers, such as 'llama'",
         ),
         (
             "llama",
