@@ -28,7 +28,8 @@ from lit_rl.callbacks.metrics_file import MetricsFile
 from lit_rl.callbacks.stop_on_interrupt import EXIT_CODE
 from lit_rl.checkpoints import VerifiedCheckpointIO, newest_valid
 from lit_rl.config_choices import with_own_defaults
-from lit_rl.config_errors import explain
+from lit_rl.config_errors import details, explain
+from lit_rl.rewards.checked_scores import WrongValueError
 from lit_rl.strategies import check_strategy, parallelism_of
 
 
@@ -39,21 +40,26 @@ class RLArgumentParser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the wrong key with the nearest right one, then all that is known; exit with 2."""
+        """Print the wrong key and what would be right, else all that is known; exit with 2."""
         if not self.exit_on_error:  # one of several attempts to read a value
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         known = [action.dest for action in parser._actions]
-        lines = [line[:200] for line in message.strip().splitlines()]
-        details = ["", *lines] if len(lines) > 1 else []
-        sys.stderr.write("\n".join([f"error: {explain(message, known)}", *details, ""]))
+        sys.stderr.write("\n".join([f"error: {explain(message, known)}", *details(message), ""]))
         self.exit(2)
 
 
 def run_seed(seed_everything: bool | int) -> int:
-    """Return the one seed of a run, which the model and the data receive."""
-    if isinstance(seed_everything, bool):
-        raise ValueError(f"seed_everything is {seed_everything}, must be a number such as 0")
+    """Return the one seed of a run, which the model and the data receive.
+
+    Raises:
+        ValueError: for a seed that not every library takes.
+    """
+    if isinstance(seed_everything, bool) or not 0 <= seed_everything < 2**32:
+        raise ValueError(
+            f"seed_everything is {seed_everything}, must be a number from 0 to {2**32 - 1}, such "
+            "as 0"
+        )
     return seed_everything
 
 
@@ -138,6 +144,8 @@ class RLCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run; what the set-up refuses, before anything is trained, is a configuration's error.
 
+        So is a reward that gives what is no reward, whenever it does.
+
         A run that a signal stopped ends with `EXIT_CODE`, on the rank that started the others.
         """
         try:
@@ -148,7 +156,7 @@ class RLCLI(LightningCLI):
             if stopped and self.trainer.local_rank == 0:
                 sys.exit(EXIT_CODE)
         except (ValueError, OSError, EOFError, ImportError, MisconfigurationException) as error:
-            if self.model.training_begun:
+            if self.model.training_begun and not isinstance(error, WrongValueError):
                 raise
             self._leave_no_folder()
             text = str(error) or f"{type(error).__name__} while reading {self._ckpt_path}"

@@ -152,14 +152,24 @@ class PromptDataModule(L.LightningDataModule):
         self._check_ranks()
         self.held_out_rows = self._rows(self.task.held_out(), "held-out")
         if stage == "fit":
-            self.train_rows = self._rows(self.task.train(), "training")
-            if len(self.train_rows) < self.batch_size:
-                raise ValueError(
-                    f"batch_size is {self.batch_size}, but there are only {len(self.train_rows)} "
-                    f"training prompts; set it to {len(self.train_rows)} or less"
-                )
+            data_set = self.task.train()
+            self.train_rows = self._rows(data_set, "training")
+            self._check_batch_size(dropped=len(data_set) - len(self.train_rows))
             self.train_batches = EpochBatches(
                 len(self.train_rows), self.batch_size, self.seed, **self._ranks
+            )
+
+    def _check_batch_size(self, dropped: int) -> None:
+        left = len(self.train_rows)
+        if left < self.batch_size:
+            why = (
+                f", since {dropped} of {dropped + left} were longer than max_prompt_tokens "
+                f"{self.max_prompt_tokens} and overlong is drop"
+            )
+            raise ValueError(
+                f"batch_size is {self.batch_size}, but there are only {left} training prompts"
+                f"{why * bool(dropped)}; set it to {left} or less"
+                f"{', or allow longer prompts' * bool(dropped)}"
             )
 
     def _check_ranks(self) -> None:
@@ -191,11 +201,14 @@ class PromptDataModule(L.LightningDataModule):
     def _check_context(self, longest: int, kind: str) -> None:
         limit, new = self._reader.max_context_tokens, self._reader.sampling.max_new_tokens
         if limit is not None and longest + new > limit:
-            example = (
-                f"max_prompt_tokens {limit - new} with overlong drop"
-                if new < limit
-                else f"max_new_tokens {max(1, limit // 2)}"
-            )
+            room = limit - new if new < limit else limit // 2
+            if longest < limit:
+                example = f"max_new_tokens {limit - longest}"
+            elif room > 0:
+                rest = f" and max_new_tokens {limit - room}" * (new >= limit)
+                example = f"max_prompt_tokens {room} with overlong cut_left{rest}"
+            else:
+                example = f"a model that reads {longest + new}"
             raise ValueError(
                 f"the longest of the {kind} prompts has {longest} tokens and a response up to "
                 f"max_new_tokens {new}, together {longest + new}, but the model reads {limit}; "

@@ -56,6 +56,17 @@ def table(module: PolicyGradient, data: PromptDataModule, devices: Sequence[int]
     return result
 
 
+def numbers_of_devices(text: str) -> list[int]:
+    """Return the numbers of devices of a text such as 1,2,8; exit with 2 for any other text."""
+    numbers = text.split(",")
+    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        sys.stderr.write(
+            f"error: devices {text!r} must be numbers of at least 1, such as --devices 1,2,8\n"
+        )
+        sys.exit(2)
+    return [int(number) for number in numbers]
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the table of a configuration.
 
@@ -65,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     rest, devices = [*arguments], [1, 2, 4, 8]
     if "--devices" in rest:
         place = rest.index("--devices")
-        devices = [int(number) for number in rest[place + 1].split(",")]
+        devices = numbers_of_devices(",".join(rest[place + 1 : place + 2]))
         del rest[place : place + 2]
     screen = console()
     screen.width = max(screen.width, WIDTH)

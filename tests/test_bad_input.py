@@ -28,6 +28,7 @@ from lit_rl.tasks import DataFiles, HuggingFaceData
 from tiny_job import LLAMA, TRAINER, build_data, build_source
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+READS_4 = build_source({**LLAMA, "max_position_embeddings": 4})
 
 
 def build_algorithm(**settings):
@@ -123,12 +124,22 @@ def test_other_kinds_of_data_are_refused_in_the_same_way(trainer, tmp_path, kind
         (
             {},
             {"sampling": SamplingSettings(max_new_tokens=29)},
-            r"has 4 tokens .* 29, together 33, but the model reads 32; such as max_prompt_tokens 3",
+            r"has 4 tokens .* 29, together 33, but the model reads 32; such as max_new_tokens 28$",
         ),
         (
             {},
-            {"sampling": SamplingSettings(max_new_tokens=40)},
-            r"together 44, but the model reads 32; such as max_new_tokens 16",
+            {"sampling": SamplingSettings(max_new_tokens=3), "source": READS_4},
+            r"3, together 7, .* reads 4; such as max_prompt_tokens 1 with overlong cut_left$",
+        ),
+        (
+            {},
+            {"sampling": SamplingSettings(max_new_tokens=4), "source": READS_4},
+            r"such as max_prompt_tokens 2 with overlong cut_left and max_new_tokens 2$",
+        ),
+        (
+            {},
+            {"source": build_source({**LLAMA, "max_position_embeddings": 1})},
+            r"together 8, but the model reads 1; such as a model that reads 8$",
         ),
     ],
 )
@@ -142,9 +153,9 @@ def test_sizes_that_do_not_fit_are_refused_before_there_is_a_model(
 
 
 def test_a_cut_prompt_that_leaves_room_for_the_response_is_read(trainer):
-    """The example of the error above works: 3 + 29 tokens are the 32 of the model."""
-    module = build_algorithm(sampling=SamplingSettings(max_new_tokens=29))
-    data = build_data(max_prompt_tokens=3, overlong="cut_left")
+    """The example of the error above works: 2 + 2 tokens are the 4 of the model."""
+    module = build_algorithm(source=READS_4, sampling=SamplingSettings(max_new_tokens=2))
+    data = build_data(max_prompt_tokens=2, overlong="cut_left")
     with pytest.warns(UserWarning, match="overlong is cut_left"):
         trainer(max_steps=1).fit(module, data)
     assert module.iteration == 1

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from lit_rl.callbacks import HealthMonitor, IterationCheckpoint, SampleLog
 from lit_rl.callbacks.roll_back import check_roll_back
 from lit_rl.cli import RLCLI
-from lit_rl.config_errors import explain
+from lit_rl.config_errors import details, explain
 from lit_rl.memory import Planned
 
 ROOT = Path(__file__).parent.parent
@@ -46,11 +46,14 @@ def error_of(*arguments, capsys):
         (["--model.klcoef", "3"], r"klcoef is not a key of .*GRPO; the nearest is kl_coef"),
         (["--model.init_args.grup_size", "3"], r"grup_size is not a key of .*; .* group_size"),
         (["--data.batchsize", "3"], r"batchsize is not a key of .*; the nearest is batch_size"),
-        (["--model", "lit_rl.algorithms.GRPOO"], r"lit_rl.algorithms.GRPOO is not .*GRPO"),
-        (["--model.reward", "lit_rl.rewards.ExactAnser"], r"lit_rl.rewards.ExactAnser is .*Answer"),
+        (["--model", "lit_rl.algorithms.GRPOO"], r"model: lit_rl.algorithms.GRPOO is .*GRPO"),
+        (["--model.reward", "lit_rl.rewards.ExactAnser"], r"model.reward: lit_rl.* .*ExactAnswer"),
         (["--model.policy_loss.clip_hi", "1"], r"clip_hi is not a key of .*; .* clip_high"),
         (["--model.sampling.max_tokens", "4"], r"max_tokens is not .* sampling; .* max_new_tokens"),
-        (["--model.optimizer.learning_rate", "1"], r"learning_rate is not a key of optimizer$"),
+        (
+            ["--model.optimizer.learning_rate", "1"],
+            r"learning_rate is not a key of .*AdamW; .* lr,",
+        ),
         (["--modl.group_size", "4"], r"modl.group_size is not a key; .* model.group_size"),
         (["--model.advantage", "GroupNormalised"], r"model.advantage: .*; .* GroupNormalized"),
         (["--model.advantage", "nomodule.X"], r"model.advantage: No module named 'nomodule'"),
@@ -174,6 +177,144 @@ def test_error_of_a_value_begins_with_its_key_and_the_reason(arguments, line, ca
 
 def test_explanation_of_another_error_is_its_first_line():
     assert explain("Expected an int\nmore", []) == "Expected an int"
+    assert details("Expected an int\nmore") == ["Expected an int", "more"]
+
+
+def sentence_of(*arguments, capsys):
+    """Return all that follows "error: "."""
+    return error_of(*arguments, capsys=capsys).partition("error: ")[2].removesuffix("\n")
+
+
+REFUSED_BY_THE_PARSER = [
+    (
+        "--model.reward PythonFunction --model.reward.function broken_rewards.nope",
+        "model.reward.function: broken_rewards.nope is not there; broken_rewards has misspelt, "
+        "too_few",
+    ),
+    (
+        "--model.reward PythonFunction --model.reward.function nomodule.nope",
+        "model.reward.function: No module named 'nomodule'. Got value: nomodule.nope; an example "
+        "is my_module.my_function",
+    ),
+    (
+        "--model.reward PythonFunction --model.reward.function misspelt",
+        "model.reward.function: misspelt does not name a function; an example is "
+        "my_module.my_function",
+    ),
+    (
+        "--model.kl Foo",
+        "model.kl: there is no class Foo for it; choose one of KLInLoss, KLInReward",
+    ),
+    (
+        "--data Foo",
+        "data: there is no class Foo for it; choose one of PromptDataModule",
+    ),
+    (
+        "--trainer.callbacks+ SampleLog --trainer.callbacks.foo 3",
+        "foo is not a key of lit_rl.callbacks.SampleLog; its keys are every_n_iterations, "
+        "num_samples",
+    ),
+    (
+        "--trainer.callbacks+ SampleLog --trainer.callbacks.num_samples x",
+        "trainer.callbacks.num_samples: Expected a <class 'int'>. Got value: x",
+    ),
+    (
+        "--model.optimizer.betas [0.9]",
+        "model.optimizer.betas: Expected a tuple with 2 elements. Got value: [0.9]",
+    ),
+    (
+        "--model.optimizer.lr abc",
+        "model.optimizer.lr: Expected a <class 'float'>. Got value: abc",
+    ),
+    ("--model.group_size abc", "model.group_size: Expected a <class 'int'>. Got value: abc"),
+    (
+        "--trainer.limit_val_batches abc",
+        "trainer.limit_val_batches: Expected a <class 'int'> or <class 'float'>. Got value: abc",
+    ),
+    ("--model.reward nomodule.Foo", "model.reward: No module named 'nomodule'"),
+    (
+        "--seed_everything -1",
+        "seed_everything is -1, must be a number from 0 to 4294967295, such as 0",
+    ),
+    (
+        "--seed_everything 99999999999",
+        "seed_everything is 99999999999, must be a number from 0 to 4294967295, such as 0",
+    ),
+]
+REFUSED_BEFORE_TRAINING = [
+    (
+        "--model.micro_batch_tokens 0",
+        "micro_batch_tokens is 0, must be at least 1, such as 16384",
+    ),
+    (
+        "--model.micro_batch_tokens -5",
+        "micro_batch_tokens is -5, must be at least 1, such as 16384",
+    ),
+    (
+        "--trainer.val_check_interval 0",
+        "trainer.val_check_interval is 0, must be above 0, such as 10 for a validation after every "
+        "10 iterations; --trainer.limit_val_batches 0 runs none",
+    ),
+    (
+        "--trainer.limit_train_batches 0",
+        "trainer.limit_train_batches is 0, with which nothing is trained; it is the number of "
+        "iterations of an epoch, such as 25",
+    ),
+    (
+        "--trainer.max_epochs -1",
+        "lr_schedule linear falls to 0 at the end of the run, and this run has no end. Set "
+        "trainer.max_epochs to a number such as 4, or lr_schedule to constant",
+    ),
+    (
+        "--model.optimizer.lr -1",
+        "optimizer: Invalid learning rate: -1.0; examples are lr 0.0005, betas [0.9, 0.99], "
+        "weight_decay 0.0",
+    ),
+    (
+        "--data.task DataFiles --data.task.held_out_fraction 0.5 --data.task.train_file nope.jsonl",
+        "train_file: there is no file nope.jsonl; give a path such as my/prompts.jsonl",
+    ),
+    (
+        "--model.reward PythonFunction --model.reward.function broken_rewards.misspelt",
+        "misspelt has a parameter all_responses, but there are only answers, finished, prompts, "
+        "response_ids, responses; did you mean responses?",
+    ),
+]
+BROKEN_REWARDS = """
+def misspelt(all_responses):
+    return [0.0 for _ in all_responses]
+
+
+def too_few(responses):
+    return [0.0]
+"""
+
+
+@pytest.fixture
+def in_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_rewards.py").write_text(BROKEN_REWARDS)
+    monkeypatch.delitem(sys.modules, "broken_rewards", raising=False)
+
+
+@pytest.mark.usefixtures("in_own_folder")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), [*REFUSED_BY_THE_PARSER, *REFUSED_BEFORE_TRAINING]
+)
+def test_a_wrong_setting_is_one_sentence_and_nothing_else(arguments, sentence, capsys):
+    options = ["--trainer.accelerator", "cpu", *arguments.split()]
+    assert sentence_of(*options, capsys=capsys) == sentence
+
+
+@pytest.mark.usefixtures("in_own_folder")
+def test_a_reward_that_gives_no_reward_is_one_sentence_when_training_has_begun(capsys):
+    """512 responses are 32 prompts x group_size 16, of the base configuration."""
+    options = "--trainer.num_sanity_val_steps 0 --trainer.accelerator cpu"
+    options += " --model.reward PythonFunction --model.reward.function broken_rewards.too_few"
+    assert sentence_of(*options.split(), capsys=capsys) == (
+        "the reward too_few must give 512 values, one per response, in a list; got 1 values"
+    )
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_evaluation_batches_know_nothing_of_the_training_batch(tmp_path):
         (
             {"module": Reader(max_new_tokens=5, max_context_tokens=9)},
             "has 5 tokens and a response up to max_new_tokens 5, together 10, but the model reads 9"
-            "; such as max_prompt_tokens 4",
+            "; such as max_new_tokens 4$",
         ),
         # The begin token counts: 3, 5 and 4 tokens.
         (
@@ -273,6 +273,19 @@ def test_evaluation_batches_know_nothing_of_the_training_batch(tmp_path):
 def test_what_cannot_work_is_refused_at_the_start(options, message):
     with pytest.raises(ValueError, match=message):
         set_up(**options)
+
+
+def test_too_few_prompts_after_a_drop_name_the_drop():
+    task = Given({"prompt": ["1>", "123>", "234>"], "answer": ["1", "3", "4"]})
+    message = (
+        "batch_size is 3, but there are only 1 training prompts, since 2 of 3 were longer than "
+        "max_prompt_tokens 4 and overlong is drop; set it to 1 or less, or allow longer prompts$"
+    )
+    with (
+        pytest.warns(UserWarning, match="2 of 3 training prompts are longer"),
+        pytest.raises(ValueError, match=message),
+    ):
+        set_up(task=task, batch_size=3, max_prompt_tokens=4, overlong="drop")
 
 
 def test_a_prompt_that_just_fits_the_context_is_accepted():

@@ -71,6 +71,16 @@ def test_the_table_shows_every_number_whole(capsys):
     assert cells[7] == f"{8 * WEIGHTS / 2**20:.3g}"
 
 
+@pytest.mark.parametrize("devices", ["0", "1,x", "-2", ""])
+def test_other_devices_than_numbers_of_at_least_1_are_refused(devices, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--devices", devices])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        f"error: devices {devices!r} must be numbers of at least 1, such as --devices 1,2,8\n"
+    )
+
+
 def test_prompts_at_a_time_bound_what_sampling_takes():
     """By hand: 3 of the 8 prompts, with 4 responses each, at a vocabulary of 2048."""
     footprint = held("--model.prompts_at_a_time", "3")

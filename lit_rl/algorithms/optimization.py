@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.strategies import check_strategy
@@ -15,10 +16,12 @@ def check_trainer(trainer: L.Trainer) -> None:
     """Refuse the settings of a Trainer with which the loop would be wrong.
 
     Raises:
-        ValueError: for a strategy or precision that is not supported, with one that is.
+        ValueError: for a strategy or precision that is not supported, with one that is, and for
+            numbers of batches with which nothing is trained or validations are never due.
     """
     check_strategy(trainer.strategy)
     check_precision(trainer.precision)
+    check_numbers_of_batches(trainer)
 
 
 def check_precision(precision: str | int | None) -> None:
@@ -28,6 +31,25 @@ def check_precision(precision: str | int | None) -> None:
             f"trainer.precision {precision} is not supported: float16 needs a loss scale that "
             "clipping would not see, and the format of the weights is that of the source "
             f"(--model.source.dtype). Use --trainer.precision {' or '.join(PRECISIONS)}"
+        )
+
+
+def check_numbers_of_batches(trainer: L.Trainer) -> None:
+    """Refuse validations after every 0 iterations, and training on no batch.
+
+    Raises:
+        ValueError: naming the option, with a number that it takes.
+    """
+    interval = trainer.val_check_interval
+    if interval == 0:
+        raise ValueError(
+            f"trainer.val_check_interval is {interval}, must be above 0, such as 10 for a "
+            "validation after every 10 iterations; --trainer.limit_val_batches 0 runs none"
+        )
+    if trainer.state.fn == TrainerFn.FITTING and trainer.limit_train_batches == 0:
+        raise ValueError(
+            f"trainer.limit_train_batches is {trainer.limit_train_batches}, with which nothing is "
+            "trained; it is the number of iterations of an epoch, such as 25"
         )
 
 

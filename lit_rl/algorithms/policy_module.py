@@ -57,7 +57,8 @@ class PolicyModule(L.LightningModule):
         seed: seeds weights, shuffling and sampling; the CLI passes `seed_everything`.
 
     Raises:
-        ValueError: for a layout that does not exist, and for weights in 4 bits without an adapter.
+        ValueError: for a pass of no token, a layout that does not exist, and weights in 4 bits
+            without an adapter.
     """
 
     def __init__(
@@ -88,6 +89,10 @@ class PolicyModule(L.LightningModule):
         # In a list, so that it is no submodule: neither in the checkpoint nor in the optimizer.
         self._reference: list[Policy] | None = None
         self.reference_fingerprint: str | None = None
+        if micro_batch_tokens < 1:
+            raise ValueError(
+                f"micro_batch_tokens is {micro_batch_tokens}, must be at least 1, such as 16384"
+            )
         if layout not in get_args(Layout):
             known = ", ".join(get_args(Layout))
             raise ValueError(f"layout {layout!r} is unknown; choose one of {known}")

@@ -25,6 +25,7 @@ from lit_rl.evaluation import Evaluation, HeldOutMetrics, sample_rows
 from lit_rl.models.adapters import without_base
 from lit_rl.rewards import Reward
 from lit_rl.rewards.base import no_response
+from lit_rl.rewards.checked_scores import WrongValueError
 from lit_rl.types import Prompts
 
 # First number after the run's seed, so that no two purposes share their random numbers.
@@ -102,6 +103,10 @@ class RLModule(PolicyModule):
         super().setup(stage)
         if stage != "predict":
             self.reward.setup()
+            data = prompt_data(self.trainer)
+            for rows in (data.held_out_rows, data.train_rows) if data is not None else ():
+                if rows:
+                    self.reward.check_columns(rows[0].columns)
 
     def teardown(self, stage: str) -> None:
         """Let the reward end what it has begun."""
@@ -121,8 +126,17 @@ class RLModule(PolicyModule):
         return [schedule(self.lr_schedule, warmup_steps=self.warmup_steps, total_steps=total_steps)]
 
     def configure_optimizers(self) -> Any:
-        """One optimizer with named groups, and their schedules over optimizer steps."""
-        optimizer = self.optimizer(self.parameter_groups())
+        """One optimizer with named groups, and their schedules over optimizer steps.
+
+        Raises:
+            ValueError: for a setting that the optimizer refuses.
+        """
+        try:
+            optimizer = self.optimizer(self.parameter_groups())
+        except ValueError as error:
+            raise ValueError(
+                f"optimizer: {error}; examples are lr 0.0005, betas [0.9, 0.99], weight_decay 0.0"
+            ) from error
         horizon = self.planned_iterations = self.num_iterations
         total_steps = None if horizon is None else horizon * self.steps_per_iteration
         scheduler = LambdaLR(optimizer, self.schedules(total_steps))
@@ -312,12 +326,12 @@ class RLModule(PolicyModule):
             where: names the responses, such as "iteration 3".
 
         Raises:
-            ValueError: before a first iteration is over, since then the configuration is wrong.
-                Later it is a matter of chance, and a warning says so once.
+            WrongValueError: before a first iteration is over, since then the configuration is
+                wrong. Later it is a matter of chance, and a warning says so once.
         """
         message = f"in {where} {no_response(self.reward)}"
         if not self.training_begun or self.iteration == 0:
-            raise ValueError(message)
+            raise WrongValueError(message)
         if not self._warned_of_no_reward:
             self._warned_of_no_reward = True
             rank_zero_warn(f"{message}. Nothing is learnt from them, and the run goes on")

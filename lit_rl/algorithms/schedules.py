@@ -34,7 +34,7 @@ def schedule(
         if shape != "constant":
             raise ValueError(
                 f"lr_schedule {shape} falls to 0 at the end of the run, and this run has no end. "
-                "Set trainer.max_epochs or trainer.max_steps, or a constant schedule"
+                "Set trainer.max_epochs to a number such as 4, or lr_schedule to constant"
             )
         total_steps = 0
     length = max(1, total_steps - first_step - warmup_steps)

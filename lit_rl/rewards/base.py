@@ -3,7 +3,7 @@
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial, reduce
 
 import torch
@@ -44,6 +44,17 @@ class Reward(ABC):
 
         Called on every rank before models are built and prompts are answered, maybe more than once.
         The default does nothing.
+        """
+        return
+
+    def check_columns(self, names: Collection[str]) -> None:
+        """Refuse data whose columns it cannot read.
+
+        Called on every rank after `setup`, once for the held-out prompts and once for those to
+        train on. The default does nothing.
+
+        Args:
+            names: the columns of the data set beside `prompt` and `answer`.
         """
         return
 
@@ -101,7 +112,7 @@ class Reward(ABC):
         does not: there are the steps alone that the reward has judged.
 
         Raises:
-            ValueError: if the values are not as `Reward` says.
+            WrongValueError: if the values are not as `Reward` says.
             RuntimeError: if computing them failed; the failure is its cause.
         """
         return self.judging(rollout)()

@@ -17,6 +17,10 @@ from lit_rl.types import Rollout
 _LARGEST = torch.finfo(torch.float32).max
 
 
+class WrongValueError(ValueError):
+    """A reward gave what is no reward; the message says what it gave, and what would be one."""
+
+
 @contextmanager
 def named_failure(name: str) -> Iterator[None]:
     """Say whose exception it is.
@@ -39,7 +43,7 @@ def checked_scores(name: str, values: Callable[[], Any], rollout: Rollout) -> Sc
         rollout: what the reward is asked about.
 
     Raises:
-        ValueError: if it does not give one value per response, each of them finite numbers at
+        WrongValueError: if it does not give one value per response, each of them finite numbers at
             tokens that the response has.
         RuntimeError: if it raises; its exception is the cause.
     """
@@ -47,7 +51,7 @@ def checked_scores(name: str, values: Callable[[], Any], rollout: Rollout) -> Sc
         given = plain(values())
     if not isinstance(given, Sequence) or len(given) != len(rollout):
         got = f"{len(given)} values" if isinstance(given, Sequence) else shown(given)
-        raise ValueError(
+        raise WrongValueError(
             f"the reward {name} must give {len(rollout)} values, one per response, in a list; "
             f"got {got}"
         )
@@ -60,7 +64,7 @@ def checked_scores(name: str, values: Callable[[], Any], rollout: Rollout) -> Sc
         try:
             checked = checked_value(value, lengths[row])
         except ValueError as error:
-            raise ValueError(
+            raise WrongValueError(
                 f"the reward {name} gave {shown(value)} for row {row}, whose response is "
                 f"{shown(rollout.responses[row])}; {error}"
             ) from None

@@ -3,7 +3,7 @@
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +82,10 @@ class InWorkers(Reward):
     def setup(self) -> None:
         """Start the workers and set the reward up in each of them."""
         self._pool.start()
+
+    def check_columns(self, names: Collection[str]) -> None:
+        """Let the reward refuse what it cannot read, in this process."""
+        self.reward.check_columns(names)
 
     def teardown(self) -> None:
         """End the workers."""

@@ -3,7 +3,7 @@
 import asyncio
 import difflib
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import compress
@@ -39,6 +39,10 @@ class PythonFunction(Reward):
         """The name of the function, or of the class of an object."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
+    def check_columns(self, names: Collection[str]) -> None:
+        """Refuse a function with a parameter that is no column of the data, nor in `ARGUMENTS`."""
+        self._names({*ARGUMENTS, *names})
+
     def values(self, rollout: Rollout) -> Any:
         """Return what the function returns, unchecked."""
         result = self.function(**self._arguments(rollout))
@@ -54,9 +58,17 @@ class PythonFunction(Reward):
             "finished": rollout.finished.tolist(),
             "response_ids": [list(compress(ids, mask)) for ids, mask in rows],
         }
+        return {name: available[name] for name in self._names(available)}
+
+    def _names(self, available: Collection[str]) -> list[str]:
+        """Return the arguments that the function takes.
+
+        Raises:
+            ValueError: for a parameter that is not available.
+        """
         parameters = inspect.signature(self.function).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return available
+            return [*available]
         for parameter in parameters:
             if parameter.default is parameter.empty and parameter.name not in available:
                 near = difflib.get_close_matches(parameter.name, available, n=1)
@@ -65,8 +77,7 @@ class PythonFunction(Reward):
                     f"{self.name} has a parameter {parameter.name}, but there are only "
                     f"{', '.join(sorted(available))}{hint}"
                 )
-        names = [parameter.name for parameter in parameters]
-        return {name: available[name] for name in names if name in available}
+        return [parameter.name for parameter in parameters if parameter.name in available]
 
 
 def _run(awaitable: Awaitable[Any]) -> Any:

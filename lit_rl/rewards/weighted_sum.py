@@ -1,6 +1,7 @@
 """Several rewards as one, with a name and a weight each."""
 
 import math
+from collections.abc import Collection
 
 from lit_rl.rewards.base import Reward
 from lit_rl.rewards.failed import Failed
@@ -56,6 +57,11 @@ class WeightedSum(Reward):
         """Let each part get ready."""
         for reward in self.rewards.values():
             reward.setup()
+
+    def check_columns(self, names: Collection[str]) -> None:
+        """Let each part refuse what it cannot read."""
+        for reward in self.rewards.values():
+            reward.check_columns(names)
 
     def teardown(self) -> None:
         """Let each part end what it has begun."""

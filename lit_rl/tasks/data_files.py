@@ -21,7 +21,8 @@ class DataFiles(ColumnTask):
         held_out_file: the prompts to evaluate on.
 
     Raises:
-        ValueError: if both `held_out_file` and `held_out_fraction` are given.
+        ValueError: if both `held_out_file` and `held_out_fraction` are given, and where prompts are
+            read for a file that is not there.
     """
 
     train_file: str
@@ -42,6 +43,11 @@ class DataFiles(ColumnTask):
         if suffix not in readers:
             raise ValueError(
                 f"{source} must end in one of {sorted(readers)}, such as prompts.jsonl"
+            )
+        if not Path(source).is_file():
+            key = "train_file" if source == self.train_file else "held_out_file"
+            raise ValueError(
+                f"{key}: there is no file {source}; give a path such as my/prompts{suffix}"
             )
         return *readers[suffix](source), source
 

@@ -1,11 +1,13 @@
 """The settings that a checkpoint may not change, and precisions that are refused."""
 
+import lightning as L
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.algorithms.optimization import (
     check_precision,
+    check_trainer,
     hyperparameters,
     restore_hyperparameters,
 )
@@ -45,3 +47,11 @@ def test_names_of_supported_precisions(name):
 def test_names_of_other_precisions_are_refused(name):
     with pytest.raises(ValueError, match=f"trainer.precision {name} is not supported"):
         check_precision(name)
+
+
+def test_validations_after_every_0_iterations_are_refused():
+    trainer = L.Trainer(accelerator="cpu", logger=False, val_check_interval=0)
+    with pytest.raises(
+        ValueError, match=r"trainer\.val_check_interval is 0, must be above 0, such"
+    ):
+        check_trainer(trainer)

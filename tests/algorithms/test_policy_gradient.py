@@ -389,7 +389,7 @@ def test_linear_schedule_ends_at_zero_with_the_run(signal, fit):
 
 
 def test_schedule_that_falls_needs_an_end(signal, fit):
-    with pytest.raises(ValueError, match="no end"):
+    with pytest.raises(ValueError, match=r"no end\. Set trainer\.max_epochs to a number such as 4"):
         fit(signal(lr_schedule="cosine"), max_steps=-1)
 
 

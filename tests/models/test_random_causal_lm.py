@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,59 @@ def test_the_model_lies_on_the_cpu_whatever_the_default_device(tiny_source):
 def test_an_unknown_config_key_is_refused_with_the_near_one(tiny_source):
     with pytest.raises(ValueError, match=r"'hiden_size'.*did you mean 'hidden_size'"):
         tiny_source(config={"hiden_size": 64}).model(0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        (
+            "llama",
+            {"initializer_range": 1000},
+            "config initializer_range 1000 is refused: Field 'initializer_range' expected float, "
+            "got int (value: 1000); an example is initializer_range 0.02",
+        ),
+        (
+            "llama",
+            {"hidden_size": 63, "num_attention_heads": 4},
+            "config hidden_size 63, num_attention_heads 4 is refused: The hidden size (63) is not "
+            "a multiple of the number of attention heads (4); an example is hidden_size 4096, "
+            "num_attention_heads 32",
+        ),
+        (
+            "llama",
+            {"hidden_size": 60, "num_attention_heads": 4},
+            "config of model_type 'llama' is refused: RoPE requires an even rotary dimension, but "
+            "got `head_dim`=15 with `partial_rotary_factor`=1.0 for `full_attention`",
+        ),
+        (
+            "llama",
+            {"model_type": "llamma"},
+            "config model_type is 'llamma', unknown to transformers, such as 'llama'",
+        ),
+        (
+            "llama",
+            {"num_attention_heads": 4, "num_key_value_heads": 3},
+            "config num_key_value_heads is 3, must divide num_attention_heads 4, such as 4",
+        ),
+        (
+            "llama",
+            {"num_hidden_layers": 0},
+            "config num_hidden_layers is 0, must be at least 1, such as 32",
+        ),
+        (
+            "llama",
+            {"num_attention_heads": 0},
+            "config num_attention_heads is 0, must be at least 1, such as 32",
+        ),
+        # The name that GPT-2 has for num_hidden_layers, and its default.
+        ("gpt2", {"n_layer": 0}, "config n_layer is 0, must be at least 1, such as 12"),
+    ],
+)
+def test_sizes_of_which_no_model_can_be_made_are_refused(
+    tiny_source, architecture, config, message
+):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        tiny_source(architecture, config=config).load_config()
 
 
 def test_keys_that_the_architecture_converts_or_renames_are_known(tiny_source):

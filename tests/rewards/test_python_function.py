@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lit_rl.rewards import PythonFunction, Reward
+from lit_rl.rewards import InWorkers, PythonFunction, Reward, WeightedSum
 
 
 def lengths(responses):
@@ -88,7 +88,22 @@ def test_an_async_function_is_awaited_where_a_loop_already_runs(two):
     assert asyncio.run(notebook()).rewards.tolist() == [1.0, 2.0]
 
 
-def test_a_parameter_that_nothing_fills_is_an_error_with_the_near_name(two):
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_parameter_that_nothing_fills_shows_in_the_names_of_the_columns(wrapped):
+    def by_level(level):
+        return level
+
+    def build(function):
+        reward = PythonFunction(function)
+        return WeightedSum({"part": InWorkers(reward)}) if wrapped else reward
+
+    for function in (by_level, named, everything):
+        build(function).check_columns(["level", "given"])
+    with pytest.raises(ValueError, match=r"parameter level, but .* finished, given, prompts, resp"):
+        build(by_level).check_columns(["given"])
+
+
+def test_a_parameter_that_nothing_fills_is_is_an_error_with_the_near_name(two):
     with pytest.raises(RuntimeError, match=r"parameter all_responses.*did you mean responses\?"):
         PythonFunction(typo)(two)
 

@@ -131,8 +131,12 @@ def test_other_files_are_refused(write, tmp_path):
         files(write(["a"], "prompts.csv")).train()
     with pytest.raises(ValueError, match=r"prompts.parquet is not a Parquet file"):
         files(write(["a"], "prompts.parquet")).train()
-    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
+    with pytest.raises(ValueError, match=r"^train_file: there is no file .*none\.jsonl; give a"):
         files(str(tmp_path / "none.jsonl")).train()
+    with pytest.raises(ValueError, match=r"^held_out_file: there is no file .*none\.parquet; give"):
+        files(
+            write(ROWS), held_out_file=str(tmp_path / "none.parquet"), held_out_fraction=None
+        ).held_out()
 
 
 def test_a_tenth_is_held_out_where_nothing_is_said_of_it(write):
