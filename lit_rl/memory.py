@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 
 import lit_rl
@@ -78,9 +79,7 @@ def main(arguments: Sequence[str]) -> None:
         place = rest.index("--devices")
         devices = numbers_of_devices(",".join(rest[place + 1 : place + 2]))
         del rest[place : place + 2]
-    screen = console()
-    screen.width = max(screen.width, WIDTH)
-    screen.print(table(*planned(rest), devices))
+    Console(width=max(console().width, WIDTH)).print(table(*planned(rest), devices))
 
 
 if __name__ == "__main__":
