@@ -55,6 +55,7 @@ class VerifiedCheckpointIO(CheckpointIO):
         if storage_options is not None:
             raise TypeError("storage_options are for remote storage, which is not supported")
         with replacing(Path(path)) as file:
+            # It writes and nothing else, which is all that is asked of a file here.
             torch.save(checkpoint, file)  # type: ignore[arg-type]
             file.seal()
 

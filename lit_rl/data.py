@@ -247,6 +247,7 @@ class PromptDataModule(L.LightningDataModule):
 
     def _loader(self, rows: list[PromptRow], batches: Sampler[list[int]]) -> DataLoader[Prompts]:
         pad_id = self._reader.tokenizer.pad_token_id
+        # A list is a data set in all but its type.
         return DataLoader(
             rows,  # type: ignore[arg-type]
             batch_sampler=batches,

@@ -81,6 +81,15 @@ def test_other_devices_than_numbers_of_at_least_1_are_refused(devices, capsys):
     )
 
 
+def test_an_update_holds_all_parts_but_the_cache():
+    """Law: also what is gathered of weights in shards, whose layers stand whole in their turn."""
+    strategy, footprint = BY_NAME["fsdp2"], held(devices=2)
+    parts = footprint.parts(strategy, 2)
+    assert parts["gathered"] > 0
+    held_in_update = sum(size for name, size in parts.items() if name != "cache")
+    assert footprint.stages(strategy, 2)["update"] == pytest.approx(held_in_update)
+
+
 def test_prompts_at_a_time_bound_what_sampling_takes():
     """By hand: 3 of the 8 prompts, with 4 responses each, at a vocabulary of 2048."""
     footprint = held("--model.prompts_at_a_time", "3")

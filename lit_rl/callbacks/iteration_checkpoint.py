@@ -159,6 +159,7 @@ class IterationCheckpoint(ModelCheckpoint):
 
     def _save(self, trainer: Trainer, module: Any) -> None:
         self._due = False
+        # Lightning says nothing of this attribute.
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._saved_iteration = module.iteration

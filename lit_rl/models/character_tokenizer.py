@@ -15,6 +15,7 @@ class CharacterTokenizer(PreTrainedTokenizerFast):
     begin token stands before each text.
     """
 
+    # With fewer arguments than the method has, which the others reach by their names.
     def _encode_plus(  # type: ignore[override]
         self, text: Any, text_pair: Any = None, **kwargs: Any
     ) -> Any:

@@ -189,11 +189,9 @@ class ResponseReader(nn.Module):
 
 @torch.no_grad()
 def packing_fits(reader: ResponseReader, sequences: Sequences) -> bool:
-    """Return whether the states of responses, as they are packed, are the padded ones.
+    """Return whether the states of responses, as they are laid out, are the padded ones.
 
-    Up to rounding.
-
-    Relative to the largest state: attention to a wrong token is far beyond it.
+    Up to rounding, relative to the largest state: attention to a wrong token is far beyond it.
 
     Args:
         reader: the model; stays as it is.

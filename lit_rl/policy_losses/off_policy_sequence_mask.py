@@ -73,6 +73,7 @@ class OffPolicySequenceMask(PolicyLoss):
         if not self.max_kl > 0:
             raise ValueError(f"max_kl must be above 0, for example 0.1 nats, not {self.max_kl}")
 
+    # A constant of every other loss, but here that of the loss within.
     @property
     def single_update(self) -> bool:  # type: ignore[override]
         """Whether the other loss is right for one update per rollout only."""

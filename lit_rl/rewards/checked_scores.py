@@ -112,7 +112,7 @@ def _number(value: Any) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    # False for NaN, for infinity, and for what float32 cannot hold.
+    # False for NaN, for infinity, and for what float32 cannot hold. `Real` has no <= for types.
     return isinstance(value, Real) and bool(abs(value) <= _LARGEST)  # type: ignore[operator]
 
 

@@ -45,7 +45,7 @@ def start(tmp_path):
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         processes.append(process)
-        end = time.monotonic() + 300
+        end = time.monotonic() + 90
         while time.monotonic() < end and process.poll() is None and len(rows(tmp_path)) < 3:
             time.sleep(0.05)
         assert len(rows(tmp_path)) >= 3, (tmp_path / "output.txt").read_text()[-4000:]
@@ -81,7 +81,7 @@ def test_the_run_is_saved_and_ends_with_the_code(start, tmp_path, name, argument
     process = start(*arguments)
     process.send_signal(getattr(signal, name))
     # An iteration takes less than a second; export, curve and the end of Python some more.
-    assert process.wait(120) == EXIT_CODE, (tmp_path / "output.txt").read_text()[-4000:]
+    assert process.wait(30) == EXIT_CODE, (tmp_path / "output.txt").read_text()[-4000:]
     assert saved_iteration(tmp_path) == float(rows(tmp_path)[-1]) < 1000
     output = (tmp_path / "output.txt").read_text()
     assert f"{name}: the run stops after this iteration" in output
