@@ -1,8 +1,9 @@
 """The peak of the resident memory of a run, on one process or on one of two.
 
-    python memory_worker.py OPTIONS   (of train.py fit)
+    python memory_worker.py FOLDER OPTIONS   (of train.py fit)
 
-prints, in bytes, what the run added to what the libraries take: a tiny run comes first.
+Each process writes a file of its own into the folder, with the bytes that the run added to what
+the libraries take: a tiny run comes first. DDP makes its last buckets in the third iteration.
 """
 
 import ctypes
@@ -40,16 +41,17 @@ def run(options: list[str], iterations: int) -> None:
 
 
 def main() -> None:
+    folder, *options = sys.argv[1:]
     torch.set_num_threads(1)
     os.chdir(tempfile.mkdtemp())
     # Each large tensor on its own pages, which a free gives back at once.
     ctypes.CDLL(None).mallopt(-3, 1 << 16)
-    strategy = [text for text in sys.argv[1:] if "strategy" in text or "devices" in text]
+    strategy = [text for text in options if "strategy" in text or "devices" in text]
     run([*QUIET, *strategy, "--data.batch_size", "4"], 1)
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    run([*sys.argv[1:], *QUIET], 3)
-    print(f"peak {status('VmHWM') - before}", flush=True)
+    run([*options, *QUIET], 3)
+    (Path(folder) / str(os.getpid())).write_text(str(status("VmHWM") - before))
 
 
 if __name__ == "__main__":
