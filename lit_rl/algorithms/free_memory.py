@@ -9,9 +9,9 @@ from typing import Any
 def return_free_memory() -> None:
     """Give the system back what is free on the heap of the process.
 
-    The C library of Linux keeps the memory of freed tensors, in pieces between others, and the next
-    stage of an iteration asks for pieces of other sizes: without this the peak is that of all
-    stages together. Some milliseconds; nothing on other systems, and nothing on accelerators.
+    The C library of Linux keeps the memory of freed tensors, in pieces between others: good for
+    whoever asks for such pieces again, as each iteration does, but not where memory ran out and the
+    next pieces are smaller. Nothing on other systems, and nothing on accelerators.
     """
     if (trim := _malloc_trim()) is not None:
         trim(0)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lit_rl.advantages.base import AdvantageEstimator
 from lit_rl.aggregations import Aggregation, Totals
-from lit_rl.algorithms.free_memory import return_free_memory
 from lit_rl.algorithms.hooks import RLCallback, call_hooks, callbacks_of
 from lit_rl.algorithms.minibatches import check_minibatches, minibatch_rows
 from lit_rl.algorithms.old_log_probs import OldLogProbs, RecomputedLogProbs
@@ -153,7 +152,6 @@ class PolicyGradient(UpdatingModule):
             self.skipped_iterations += 1
         experience = self.prepare(scored)
         call_hooks(self.trainer, "on_rollout", self, scored, experience)
-        return_free_memory()
         self.stop_updates = False
         updates: list[Update] = []
         for epoch in range(self.update_epochs):
@@ -164,7 +162,6 @@ class PolicyGradient(UpdatingModule):
                 call_hooks(self.trainer, "on_minibatch", self, update)
                 updates.append(replace(update, passes=()))  # the numbers stay
         self.finish(updates)
-        return_free_memory()
 
     def collect(self, prompts: Prompts) -> ScoredRollout:
         """Answer the prompts and score the responses."""
