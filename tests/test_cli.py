@@ -355,6 +355,7 @@ def test_checkpoint_of_another_model_is_one_readable_error(capsys, tmp_path, mon
     assert "broken.ckpt" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", ["2", "3"], ids=["validation due", "nothing due"])
 def test_a_run_that_is_over_does_what_follows_it_when_it_is_resumed(
     interval, tmp_path, monkeypatch

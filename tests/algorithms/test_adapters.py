@@ -150,7 +150,13 @@ def test_the_reference_of_a_run_from_an_adapter_is_that_adapter(adapted, fit, so
     assert not torch.equal(module.reference.model(ids).logits, base(ids).logits)
 
 
-@pytest.mark.parametrize("adapter", [LORA, DORA], ids=["lora", "dora"])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        pytest.param(LORA, id="lora"),
+        pytest.param(DORA, id="dora", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     ("kind", "callbacks"),
     [(GRPO, []), (PPO, []), (GRPO, [partial(ReferenceSync, 2, weight=0.5)])],

@@ -96,6 +96,7 @@ class UsesFlexAttention(RLCallback):
         pl_module.lay_out("packed_flex")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled_flex_attention")
 @pytest.mark.parametrize(
     ("kind", "settings"),

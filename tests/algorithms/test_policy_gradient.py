@@ -151,6 +151,7 @@ def test_a_part_is_judged_while_the_next_one_is_answered(algorithm, fit):
     assert reward.events == [("begun", 16), ("begun", 8), ("waited", 16), ("waited", 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GRPO, DAPO, ReMax])
 def test_how_many_prompts_are_answered_at_a_time_changes_no_result(algorithm, fit, weights, kind):
     """Each response has random numbers of its own, so that only rounding differs."""

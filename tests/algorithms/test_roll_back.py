@@ -168,6 +168,7 @@ def test_what_is_steered_goes_back_too(learns, run):
     assert not torch.equal(recorder.references[6], recorder.references[4])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:HealthMonitor")
 def test_a_critic_and_an_adapter_go_back(learns, run):
     """The base beneath an adapter is in no checkpoint, and stays."""

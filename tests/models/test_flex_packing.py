@@ -124,6 +124,7 @@ def test_a_mask_is_made_once_for_all_layers_of_a_window():
     assert attention.mask(3) is not attention.mask(None)
 
 
+@pytest.mark.slow
 def test_rows_of_any_length_need_few_compilations(tiny_source, monkeypatch):
     """Two at least by torch: rows of one block of the mask are another version than longer ones.
 

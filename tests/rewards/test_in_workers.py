@@ -128,6 +128,7 @@ def test_rollouts_are_judged_before_their_values_are_asked_for(reward, rollout_o
     assert isinstance(failed, Failed)
 
 
+@pytest.mark.slow
 def test_what_was_begun_before_the_workers_ended_is_an_error(unsafe, rollout_of, tmp_path):
     """It cannot be waited for: other workers would never answer."""
     reward = InWorkers(PythonFunction(unsafe.obeys), **LIMITS)
