@@ -3,7 +3,8 @@
     python memory_worker.py FOLDER OPTIONS   (of train.py fit)
 
 Each process writes a file of its own into the folder, with the bytes that the run added to what
-the libraries take: a tiny run comes first. DDP makes its last buckets in the third iteration.
+the libraries take: a tiny run comes first. Three iterations: after two, the peak of PPO under DDP
+was a sixth less.
 """
 
 import ctypes
