@@ -4,7 +4,7 @@
 
 Each process writes a file of its own into the folder, with the bytes that the run added to what
 the libraries take: a tiny run comes first. Three iterations: after two, the peak of PPO under DDP
-was a sixth less.
+was a sixth below the estimate.
 """
 
 import ctypes
