@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,15 @@ def test_an_update_holds_all_parts_but_the_cache():
     assert parts["gathered"] > 0
     held_in_update = sum(size for name, size in parts.items() if name != "cache")
     assert footprint.stages(strategy, 2)["update"] == pytest.approx(held_in_update)
+
+
+def test_stage_3_gathers_a_model_of_less_than_a_billion_weights_whole_for_an_update():
+    """By hand: DeepSpeed keeps 1e9 weights from the pass forward to that backward."""
+    footprint = held(devices=2)
+    assert footprint.parts(BY_NAME["deepspeed_3"], 2)["gathered"] == 4 * WEIGHTS
+    assert footprint.parts(BY_NAME["deepspeed_3"], 1)["gathered"] == 0
+    large = replace(footprint, policy=replace(footprint.policy, weights=12 * 10**9))
+    assert large.parts(BY_NAME["deepspeed_3"], 2)["gathered"] == 4 * 10**9
 
 
 def test_prompts_at_a_time_bound_what_sampling_takes():

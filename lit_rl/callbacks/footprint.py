@@ -20,6 +20,7 @@ from lit_rl.models.base import DTYPES
 from lit_rl.models.policy import LOGITS_AT_ONCE
 from lit_rl.models.response_states import flat_states
 from lit_rl.strategies import FSDP2, DeepSpeed
+from lit_rl.strategies.zero import LIVE_WEIGHTS
 
 LOGITS_IN_UPDATE = 3
 """Tensors of the size of a chunk's logits at a time: log-probs, their exponential and one more."""
@@ -41,6 +42,8 @@ class Strategy:
         cuts_gradients: whether gradients are, from the first micro-batch of a step on; those of
             FSDP2 add up whole until the last is reduced.
         cuts_weights: whether weights are, those of the reference included.
+        stays_whole: numbers of a model's weights that stay gathered from the pass forward to the
+            pass backward, if that is more than a layer.
         second_gradients: whether gradients lie whole a second time, in the buckets of DDP.
         second_weights: whether the optimizer has a copy of the weights, in parts.
         second_base: whether a critic with an adapter has a base of its own.
@@ -50,6 +53,7 @@ class Strategy:
     cuts_state: bool = False
     cuts_gradients: bool = False
     cuts_weights: bool = False
+    stays_whole: int = 0
     second_gradients: bool = False
     second_weights: bool = False
     second_base: bool = False
@@ -60,7 +64,7 @@ STRATEGIES = (
     Strategy("ddp", second_gradients=True),
     Strategy("deepspeed_1", cuts_state=True, second_weights=True),
     Strategy("deepspeed_2", cuts_state=True, cuts_gradients=True, second_weights=True),
-    Strategy("deepspeed_3", True, True, True, second_weights=True),
+    Strategy("deepspeed_3", True, True, True, stays_whole=LIVE_WEIGHTS, second_weights=True),
     Strategy("fsdp2", cuts_state=True, cuts_weights=True, second_base=True),
 )
 
@@ -81,6 +85,7 @@ class ModelSize:
     """Bytes of one model.
 
     Attributes:
+        width: one weight.
         weights: all weights.
         base: those beneath an adapter.
         trained: those that are trained; as much for gradients.
@@ -91,6 +96,7 @@ class ModelSize:
         activations: what one pass with gradient keeps for its backward pass.
     """
 
+    width: int
     weights: int
     base: int
     trained: int
@@ -142,7 +148,13 @@ class Footprint:
             "cache": self.cache + LOGITS_IN_SAMPLING * self.sampling,
         }
         is_cut = strategy.cuts_weights and devices > 1
-        parts["gathered"] = is_cut * sum(model.rest + 2 * model.layer for model in models)
+        parts["gathered"] = is_cut * sum(
+            max(
+                model.rest + 2 * model.layer,
+                min(model.weights, strategy.stays_whole * model.width),
+            )
+            for model in models
+        )
         return parts
 
     def stages(self, strategy: Strategy, devices: int) -> dict[str, float]:
@@ -256,6 +268,7 @@ def _size(model: Any, state_ratio: float, activations: int) -> ModelSize:
     parameters = [*model.parameters()]
     trained = _bytes(p for p in parameters if p.requires_grad)
     return ModelSize(
+        width=model.dtype.itemsize,
         weights=_bytes(parameters),
         base=_bytes(base_parameters(model)),
         trained=trained,

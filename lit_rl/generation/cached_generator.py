@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from lit_rl.generation.fixed_width_cache import FixedWidthCache
 from lit_rl.generation.group_cache import GroupCache, PromptCache
 from lit_rl.generation.sampling import SamplingSettings
 from lit_rl.generation.transformers_generator import TransformersGenerator
+from lit_rl.generation.weights_first import weights_first
 from lit_rl.models import Policy, evaluation_mode
 from lit_rl.models.packing import packed
 from lit_rl.models.response_states import flat_states
@@ -78,7 +78,11 @@ class CachedGenerator(Generator):
         if policy.fits_group_cache is not False:
             with evaluation_mode(policy):
                 request = (policy, tokenizer, prompts, sampling, group_size, seed)
-                with weights_cast_once(prompts.ids.device) if self.cuda_graphs else nullcontext():
+                with (
+                    weights_cast_once(prompts.ids.device)
+                    if self.cuda_graphs
+                    else weights_first(policy)
+                ):
                     result = _sampled(*request, cuda_graphs=self.cuda_graphs)
                 if policy.fits_group_cache or _fits(policy, result, sampling):
                     policy.fits_group_cache = True

@@ -35,6 +35,9 @@ T = TypeVar("T")
 EVERYTHING = 10**12
 """Weights that form one piece of an optimizer step: all of a parameter group."""
 
+LIVE_WEIGHTS = 10**9
+"""Weights that stage 3 keeps whole from the pass forward to the pass backward, at most."""
+
 
 class DeepSpeed(DeepSpeedStrategy):
     """Lightning's strategy for DeepSpeed, with the settings that the loop needs.
@@ -96,6 +99,16 @@ class DeepSpeed(DeepSpeedStrategy):
         precision: Any = self.precision_plugin.precision
         self.precision_plugin = BatchesAsTheyAre(precision)
         super().setup(trainer)
+
+    def training_step(self, *arguments: Any) -> Any:
+        """Run the loop outside of the engine, which the passes of the loop call by themselves.
+
+        In a pass within a pass stage 3 would not learn the order of the weights: it would put each
+        together when it is needed and again for the pass backward, the small ones, too.
+        """
+        assert self.lightning_module is not None
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*arguments)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
@@ -169,7 +182,11 @@ def engine_config(stage: int, offload: bool, persistence_threshold: int) -> dict
     """Return DeepSpeed's settings: the loop says when a step is taken, and clips by itself."""
     zero: dict[str, Any] = {"stage": stage, "sub_group_size": EVERYTHING}
     if stage == 3:
-        zero["stage3_param_persistence_threshold"] = persistence_threshold
+        zero |= {
+            "stage3_param_persistence_threshold": persistence_threshold,
+            "stage3_max_live_parameters": LIVE_WEIGHTS,
+            "stage3_max_reuse_distance": LIVE_WEIGHTS,
+        }
     if offload:
         zero |= {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
     return {
