@@ -41,7 +41,8 @@ class Throughput(RLCallback):
     def on_rollout(
         self, trainer: Trainer, module: Any, scored: ScoredRollout, experience: Experience
     ) -> None:
-        """Note the end of the rollout."""
+        """Note the end of the rollout, which is over when the slowest rank has its own."""
+        trainer.strategy.barrier()
         self._rollout_end = perf_counter()
 
     def on_iteration_end(self, trainer: Trainer, module: Any) -> None:

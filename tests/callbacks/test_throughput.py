@@ -61,3 +61,23 @@ def test_logged_once_per_iteration_beside_the_optimizer_steps(fit, tiny_module):
     assert trainer.callback_metrics["total/optimizer_steps"] == 6
     assert trainer.callback_metrics["total/tokens"] == 12
     assert trainer.callback_metrics["time/iteration_seconds"] > 0
+
+
+def test_the_rollout_ends_when_the_slowest_rank_has_its_own(trainer, make, monkeypatch):
+    """Here it comes at second 7: the seconds of waiting are no part of the update."""
+    now = 0.0
+    monkeypatch.setattr(throughput, "perf_counter", lambda: now)
+
+    def wait():
+        nonlocal now
+        now = 7.0
+
+    monkeypatch.setattr(trainer.strategy, "barrier", wait)
+    callback, module = Throughput(), make.module()
+    callback.on_train_batch_start(trainer, module, None, 0)
+    scored = make.scored([0.0], lengths=[4])
+    callback.on_rollout(trainer, module, scored, make.experience([[1]]))
+    now = 9.0
+    callback.on_iteration_end(trainer, module)
+    assert module.logged["time/rollout_seconds"] == 7.0
+    assert module.logged["time/update_seconds"] == 2.0

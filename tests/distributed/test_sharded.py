@@ -94,6 +94,12 @@ def test_two_processes_train_the_weights_of_one(results, case):
     assert (one["weights"] - one["initial"]).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_stage_3_knows_in_which_order_weights_are_needed(results, name):
+    """So it gathers them ahead, once for both passes; else each when it is needed, and again."""
+    assert [result[f"deepspeed_3/{name}"]["knows_order"] for result in results.two] == [[True]] * 2
+
+
 @pytest.mark.parametrize("strategy", WITH_RANK_0)
 def test_rank_0_alone_builds_models_whole(results, strategy):
     """Policy, critic and reference: the other rank has their numbers, but never room for all.

@@ -239,6 +239,10 @@ class Recorder(RLCallback):
         parts = [state[name] for state in states for name in sorted(state)]
         whole = [part.to_local() if isinstance(part, DTensor) else part for part in parts]
         self.seen["optimizer"] = [part.detach().clone() for part in whole if torch.is_tensor(part)]
+        if getattr(trainer.strategy, "stage", None) == 3:
+            gathering = trainer.strategy.deepspeed_engine.optimizer.parameter_offload
+            order = gathering.get_param_coordinator()
+            self.seen["knows_order"] = [order.is_complete_trace()]
 
 
 def build_module(kind: type[PolicyGradient] = GRPO, **settings: Any) -> PolicyGradient:
