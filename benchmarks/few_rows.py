@@ -1,6 +1,6 @@
 """Products of few rows with the weights of SmolLM2-135M: x @ W.T against W @ x.T.
 
-    python benchmarks/few_rows.py --threads 2    # half a minute
+    python benchmarks/few_rows.py --threads 2    # about a minute
 
 Sampling multiplies in the second order where there are 2 to 32 rows
 (`lit_rl/generation/weights_first.py`). Each weight stands in memory as often as it takes to come
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compare.report import environment, table
+from lit_rl.generation.weights_first import weight_first
 
 SHAPES = [(192, 576), (576, 576), (1536, 576), (576, 1536), (49152, 576)]
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -26,10 +27,6 @@ ENTRIES = 30_000_000
 
 def states_first(states: Tensor, weight: Tensor) -> Tensor:
     return F.linear(states, weight)
-
-
-def weight_first(states: Tensor, weight: Tensor) -> Tensor:
-    return (weight @ states.mT).mT.contiguous()
 
 
 def milliseconds(

@@ -96,8 +96,12 @@ def test_stage_3_gathers_a_model_of_less_than_a_billion_weights_whole_for_an_upd
     footprint = held(devices=2)
     assert footprint.parts(BY_NAME["deepspeed_3"], 2)["gathered"] == 4 * WEIGHTS
     assert footprint.parts(BY_NAME["deepspeed_3"], 1)["gathered"] == 0
-    large = replace(footprint, policy=replace(footprint.policy, weights=12 * 10**9))
-    assert large.parts(BY_NAME["deepspeed_3"], 2)["gathered"] == 4 * 10**9
+    policy = replace(footprint.policy, weights=12 * 10**9)
+    for large in (
+        replace(footprint, policy=policy),
+        replace(footprint, policy=policy, critic=policy),
+    ):
+        assert large.parts(BY_NAME["deepspeed_3"], 2)["gathered"] == 4 * 10**9
 
 
 def test_prompts_at_a_time_bound_what_sampling_takes():

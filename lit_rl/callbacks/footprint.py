@@ -42,8 +42,8 @@ class Strategy:
         cuts_gradients: whether gradients are, from the first micro-batch of a step on; those of
             FSDP2 add up whole until the last is reduced.
         cuts_weights: whether weights are, those of the reference included.
-        stays_whole: numbers of a model's weights that stay gathered from the pass forward to the
-            pass backward, if that is more than a layer.
+        stays_whole: how many weights of all models stay gathered from the pass forward to the pass
+            backward at most, if that is more than a layer.
         second_gradients: whether gradients lie whole a second time, in the buckets of DDP.
         second_weights: whether the optimizer has a copy of the weights, in parts.
         second_base: whether a critic with an adapter has a base of its own.
@@ -148,12 +148,10 @@ class Footprint:
             "cache": self.cache + LOGITS_IN_SAMPLING * self.sampling,
         }
         is_cut = strategy.cuts_weights and devices > 1
-        parts["gathered"] = is_cut * sum(
-            max(
-                model.rest + 2 * model.layer,
-                min(model.weights, strategy.stays_whole * model.width),
-            )
-            for model in models
+        whole = (parts["weights"] + parts["critic"]) * weights
+        parts["gathered"] = is_cut * max(
+            sum(model.rest + 2 * model.layer for model in models),
+            min(whole, strategy.stays_whole * self.policy.width),
         )
         return parts
 

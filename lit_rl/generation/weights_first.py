@@ -14,6 +14,19 @@ LARGE = 2**16
 """Entries of a weight from which on it matters more than the call in Python."""
 
 
+def weight_first(
+    rows: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]
+) -> Float[Tensor, "rows outputs"]:
+    """Return x @ W.T by way of W @ x.T.
+
+    Args:
+        rows: x.
+        weight: W.
+    """
+    # What follows, such as the largest logit of each row, is faster for rows in one piece.
+    return (weight @ rows.mT).mT.contiguous()
+
+
 @contextmanager
 def weights_first(model: nn.Module) -> Iterator[None]:
     """Compute W @ x.T in place of x @ W.T in the linear layers of a model meanwhile.
@@ -49,8 +62,7 @@ def _forward(layer: nn.Linear, states: Float[Tensor, "... inputs"]) -> Float[Ten
     rows = states.reshape(-1, layer.in_features)
     if len(rows) not in FEW:
         return nn.Linear.forward(layer, states)
-    # What follows, such as the largest logit of each row, is faster for rows in one piece.
-    product = (layer.weight @ rows.mT).mT.contiguous()
+    product = weight_first(rows, layer.weight)
     if layer.bias is not None:
         product += layer.bias
     return product.view(*states.shape[:-1], layer.out_features)

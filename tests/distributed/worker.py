@@ -239,7 +239,7 @@ class Recorder(RLCallback):
         parts = [state[name] for state in states for name in sorted(state)]
         whole = [part.to_local() if isinstance(part, DTensor) else part for part in parts]
         self.seen["optimizer"] = [part.detach().clone() for part in whole if torch.is_tensor(part)]
-        if getattr(trainer.strategy, "stage", None) == 3:
+        if isinstance(trainer.strategy, DeepSpeedOnCPU) and trainer.strategy.stage == 3:
             gathering = trainer.strategy.deepspeed_engine.optimizer.parameter_offload
             order = gathering.get_param_coordinator()
             self.seen["knows_order"] = [order.is_complete_trace()]
